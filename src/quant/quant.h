@@ -59,6 +59,11 @@ bool sl_matrix_layout(sl_matrix *m, sl_error *err);
 /* A view of rows [row0, row0 + n). */
 sl_matrix sl_matrix_rows(const sl_matrix *m, int64_t row0, int64_t n);
 
+/* n floats (a multiple of group) to MLX affine codes of 4 or 8 bits and one scale and bias of type side per group: codes get n * bits / 8
+ * bytes, scales and biases n / group elements. Codes are chosen for the scale and bias as stored (after rounding to side). */
+void sl_affine_quantize(const float *x, int64_t n, int bits, int group, sl_format_id side, void *codes, void *scales,
+                        void *biases);
+
 float sl_f16_to_f32(uint16_t h);
 uint16_t sl_f32_to_f16(float f); /* round to nearest even */
 float sl_bf16_to_f32(uint16_t h);

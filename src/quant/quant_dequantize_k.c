@@ -1,0 +1,70 @@
+/* Exact dequantisers of GGUF's 256-weight blocks ("K" formats). */
+#include "quant/quant_bits.h"
+#include "quant/quant_rows.h"
+
+enum { K = 256 };
+
+static const uint8_t *k_block_at(const sl_matrix *m, int64_t row, int64_t col0, uint64_t block_bytes) {
+    return m->part[0] + (uint64_t)row * m->row_bytes[0] + (uint64_t)(col0 / K) * block_bytes;
+}
+
+/* d f16, dmin f16, 12 bytes of 6-bit scales and minima, 128 bytes: sub-blocks 2j and 2j+1 are the low and high four
+ * bits of bytes 32j..32j+31. w = (d * scale) * q - dmin * min */
+void quant_dequantize_q4_k(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
+    const uint8_t *p = k_block_at(m, row, col0, 144);
+    for (int64_t b = 0; b < n / K; b++, p += 144) {
+        float d = sl_f16_to_f32(quant_u16(p));
+        float dmin = sl_f16_to_f32(quant_u16(p + 2));
+        for (int j = 0; j < 8; j++, out += 32) {
+            uint8_t sc, mn;
+            quant_k_scale_min(p + 4, j, &sc, &mn);
+            float scale = d * (float)sc;
+            float min = dmin * (float)mn;
+            const uint8_t *q = p + 16 + 32 * (j / 2);
+            for (int i = 0; i < 32; i++) {
+                out[i] = scale * (float)(q[i] >> 4 * (j & 1) & 15) - min;
+            }
+        }
+    }
+}
+
+/* As Q4_K with 32 bytes of high bits before the low ones: bit j of byte i is bit 4 of weight i of sub-block j. */
+void quant_dequantize_q5_k(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
+    const uint8_t *p = k_block_at(m, row, col0, 176);
+    for (int64_t b = 0; b < n / K; b++, p += 176) {
+        float d = sl_f16_to_f32(quant_u16(p));
+        float dmin = sl_f16_to_f32(quant_u16(p + 2));
+        for (int j = 0; j < 8; j++, out += 32) {
+            uint8_t sc, mn;
+            quant_k_scale_min(p + 4, j, &sc, &mn);
+            float scale = d * (float)sc;
+            float min = dmin * (float)mn;
+            const uint8_t *high = p + 16;
+            const uint8_t *low = p + 48 + 32 * (j / 2);
+            for (int i = 0; i < 32; i++) {
+                int q = (low[i] >> 4 * (j & 1) & 15) | (high[i] >> j & 1) << 4;
+                out[i] = scale * (float)q - min;
+            }
+        }
+    }
+}
+
+/* 128 bytes of low four bits, 64 bytes of high two bits, 16 int8 scales (one per 16 weights), d f16. Each half of 128
+ * weights has four runs of 32: run r takes its low bits from bytes 32 * (r & 1).. (low or high half of the byte by r >>
+ * 1), its high bits from bits 2r of the half's 32 high bytes. w = (d * scale) * (q - 32) */
+void quant_dequantize_q6_k(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
+    const uint8_t *p = k_block_at(m, row, col0, 210);
+    for (int64_t b = 0; b < n / K; b++, p += 210) {
+        float d = sl_f16_to_f32(quant_u16(p + 208));
+        for (int run = 0; run < 8; run++, out += 32) {
+            int half = run / 4, r = run % 4;
+            const uint8_t *low = p + 64 * half + 32 * (r & 1);
+            const uint8_t *high = p + 128 + 32 * half;
+            for (int i = 0; i < 32; i++) {
+                int q = (low[i] >> 4 * (r >> 1) & 15) | (high[i] >> 2 * r & 3) << 4;
+                float scale = d * (float)(int8_t)p[192 + 2 * run + i / 16];
+                out[i] = scale * (float)(q - 32);
+            }
+        }
+    }
+}

@@ -1,0 +1,20 @@
+/* quant_rows: the functions that fill the table of formats; private to quant. All have the contract of sl_format's
+ * fields. */
+#ifndef SL_QUANT_ROWS_H
+#define SL_QUANT_ROWS_H
+
+#include "quant/quant.h"
+
+typedef void quant_dequantize_fn(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out);
+typedef void quant_quantize_fn(const float *x, int64_t n, void *out);
+
+quant_dequantize_fn quant_dequantize_f32, quant_dequantize_f16, quant_dequantize_bf16;
+quant_dequantize_fn quant_dequantize_q4_0, quant_dequantize_q4_1, quant_dequantize_q5_0, quant_dequantize_q5_1;
+quant_dequantize_fn quant_dequantize_q8_0, quant_dequantize_q4_k, quant_dequantize_q5_k, quant_dequantize_q6_k;
+quant_dequantize_fn quant_dequantize_affine4, quant_dequantize_affine8;
+
+quant_quantize_fn quant_quantize_f32, quant_quantize_f16, quant_quantize_bf16;
+quant_quantize_fn quant_quantize_q4_0, quant_quantize_q4_1, quant_quantize_q5_0, quant_quantize_q5_1;
+quant_quantize_fn quant_quantize_q8_0;
+
+#endif

@@ -1,0 +1,109 @@
+/* The table of formats, GGUF's type numbers, and the layout of a matrix. */
+#include "quant/quant.h"
+#include "quant/quant_rows.h"
+
+#include <inttypes.h>
+
+static const sl_format formats[SL_FORMAT_COUNT] = {
+    [SL_F32] = {"F32", 1, 4, 0, "F32", quant_dequantize_f32, quant_quantize_f32},
+    [SL_F16] = {"F16", 1, 2, 1, "F16", quant_dequantize_f16, quant_quantize_f16},
+    [SL_BF16] = {"BF16", 1, 2, 30, "BF16", quant_dequantize_bf16, quant_quantize_bf16},
+    [SL_Q4_0] = {"Q4_0", 32, 18, 2, NULL, quant_dequantize_q4_0, quant_quantize_q4_0},
+    [SL_Q4_1] = {"Q4_1", 32, 20, 3, NULL, quant_dequantize_q4_1, quant_quantize_q4_1},
+    [SL_Q5_0] = {"Q5_0", 32, 22, 6, NULL, quant_dequantize_q5_0, quant_quantize_q5_0},
+    [SL_Q5_1] = {"Q5_1", 32, 24, 7, NULL, quant_dequantize_q5_1, quant_quantize_q5_1},
+    [SL_Q8_0] = {"Q8_0", 32, 34, 8, NULL, quant_dequantize_q8_0, quant_quantize_q8_0},
+    [SL_Q4_K] = {"Q4_K", 256, 144, 12, NULL, quant_dequantize_q4_k, NULL},
+    [SL_Q5_K] = {"Q5_K", 256, 176, 13, NULL, quant_dequantize_q5_k, NULL},
+    [SL_Q6_K] = {"Q6_K", 256, 210, 14, NULL, quant_dequantize_q6_k, NULL},
+    [SL_AFFINE4] = {"affine4", 32, 16, -1, NULL, quant_dequantize_affine4, NULL},
+    [SL_AFFINE8] = {"affine8", 32, 32, -1, NULL, quant_dequantize_affine8, NULL},
+};
+
+/* GGUF's element types by number; gaps are numbers that were withdrawn. */
+static const char *const ggml_names[] = {
+    [0] = "F32",     [1] = "F16",    [2] = "Q4_0",     [3] = "Q4_1",    [6] = "Q5_0",     [7] = "Q5_1",
+    [8] = "Q8_0",    [9] = "Q8_1",   [10] = "Q2_K",    [11] = "Q3_K",   [12] = "Q4_K",    [13] = "Q5_K",
+    [14] = "Q6_K",   [15] = "Q8_K",  [16] = "IQ2_XXS", [17] = "IQ2_XS", [18] = "IQ3_XXS", [19] = "IQ1_S",
+    [20] = "IQ4_NL", [21] = "IQ3_S", [22] = "IQ2_S",   [23] = "IQ4_XS", [24] = "I8",      [25] = "I16",
+    [26] = "I32",    [27] = "I64",   [28] = "F64",     [29] = "IQ1_M",  [30] = "BF16",    [34] = "TQ1_0",
+    [35] = "TQ2_0",  [39] = "MXFP4", [40] = "NVFP4",   [41] = "Q1_0",
+};
+
+const sl_format *sl_format_get(sl_format_id id) {
+    return &formats[id];
+}
+
+const sl_format *sl_format_by_ggml_type(int32_t type, sl_format_id *id) {
+    for (int i = 0; i < SL_FORMAT_COUNT; i++) {
+        if (formats[i].ggml_type == type && type >= 0) {
+            *id = (sl_format_id)i;
+            return &formats[i];
+        }
+    }
+    return NULL;
+}
+
+const char *sl_ggml_type_name(int32_t type) {
+    return type >= 0 && type < (int32_t)SL_COUNT(ggml_names) ? ggml_names[type] : NULL;
+}
+
+static bool is_affine(sl_format_id id) {
+    return id == SL_AFFINE4 || id == SL_AFFINE8;
+}
+
+static bool layout_affine(sl_matrix *m, sl_error *err) {
+    const char *name = formats[m->format].name;
+    if (m->group != 32 && m->group != 64 && m->group != 128) {
+        return sl_fail(err, SL_ERR_UNSUPPORTED, "%s group size %" PRId32 ", expected 32, 64 or 128", name, m->group);
+    }
+    if (m->side != SL_F32 && m->side != SL_F16 && m->side != SL_BF16) {
+        return sl_fail(err, SL_ERR_UNSUPPORTED, "%s scales of type %s, expected F32, F16 or BF16", name,
+                       (unsigned)m->side < SL_FORMAT_COUNT ? formats[m->side].name : "?");
+    }
+    if (m->cols % m->group != 0) {
+        return sl_fail(err, SL_ERR_FORMAT,
+                       "%s with %" PRId64 " columns, expected a multiple of the group size %" PRId32, name, m->cols,
+                       m->group);
+    }
+    m->row_bytes[1] = m->row_bytes[2] = (uint64_t)(m->cols / m->group) * formats[m->side].block_bytes;
+    return true;
+}
+
+bool sl_matrix_layout(sl_matrix *m, sl_error *err) {
+    if ((unsigned)m->format >= SL_FORMAT_COUNT) {
+        return sl_fail(err, SL_ERR_ARGUMENT, "format number %d, expected below %d", (int)m->format, SL_FORMAT_COUNT);
+    }
+    const sl_format *f = &formats[m->format];
+    if (m->rows < 0 || m->cols <= 0) {
+        return sl_fail(err, SL_ERR_FORMAT, "matrix of %" PRId64 " rows, %" PRId64 " columns, expected positive sizes",
+                       m->rows, m->cols);
+    }
+    if (m->cols % f->block_weights != 0) {
+        return sl_fail(err, SL_ERR_FORMAT, "%s with %" PRId64 " columns, expected a multiple of %" PRIu32, f->name,
+                       m->cols, f->block_weights);
+    }
+    uint64_t total;
+    m->row_bytes[1] = m->row_bytes[2] = 0;
+    if (!sl_mul_u64((uint64_t)m->cols / f->block_weights, f->block_bytes, &m->row_bytes[0]) ||
+        !sl_mul_u64((uint64_t)m->rows, m->row_bytes[0], &total) || total > INT64_MAX) {
+        return sl_fail(err, SL_ERR_FORMAT, "%s matrix of %" PRId64 " x %" PRId64 " overflows 64 bits", f->name, m->rows,
+                       m->cols);
+    }
+    if (is_affine(m->format)) {
+        return layout_affine(m, err);
+    }
+    m->group = 0;
+    return true;
+}
+
+sl_matrix sl_matrix_rows(const sl_matrix *m, int64_t row0, int64_t n) {
+    sl_matrix view = *m;
+    view.rows = n;
+    for (int p = 0; p < 3; p++) {
+        if (view.part[p]) {
+            view.part[p] += (uint64_t)row0 * m->row_bytes[p];
+        }
+    }
+    return view;
+}

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SL_COUNT(a) (sizeof(a) / sizeof((a)[0]))
+#define SL_COUNT(a)     (sizeof(a) / sizeof((a)[0]))
 #define SL_PRINTF(f, a) __attribute__((format(printf, f, a)))
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
@@ -38,16 +38,28 @@ typedef struct sl_log {
 
 void sl_logf(const sl_log *log, sl_log_level level, const char *fmt, ...) SL_PRINTF(3, 4);
 
-/* ---- checked sizes ------------------------------------------------------------------------------------------------ */
+/* ---- checked sizes ------------------------------------------------------------------------------------------------
+ */
 
 /* *out = a * b or a + b; false where that does not fit. */
-static inline bool sl_mul_u64(uint64_t a, uint64_t b, uint64_t *out) { return !__builtin_mul_overflow(a, b, out); }
-static inline bool sl_add_u64(uint64_t a, uint64_t b, uint64_t *out) { return !__builtin_add_overflow(a, b, out); }
-static inline uint64_t sl_round_up(uint64_t v, uint64_t align) { return (v + align - 1) / align * align; }
-static inline int64_t sl_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t sl_max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline bool sl_mul_u64(uint64_t a, uint64_t b, uint64_t *out) {
+    return !__builtin_mul_overflow(a, b, out);
+}
+static inline bool sl_add_u64(uint64_t a, uint64_t b, uint64_t *out) {
+    return !__builtin_add_overflow(a, b, out);
+}
+static inline uint64_t sl_round_up(uint64_t v, uint64_t align) {
+    return (v + align - 1) / align * align;
+}
+static inline int64_t sl_min_i64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+static inline int64_t sl_max_i64(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
 
-/* ---- growable byte buffer ------------------------------------------------------------------------------------------ */
+/* ---- growable byte buffer ------------------------------------------------------------------------------------------
+ */
 
 /* data is always NUL-terminated one past size (once anything was appended). Zero-initialise; sl_buf_free releases. */
 typedef struct sl_buf {
@@ -65,24 +77,27 @@ void sl_buf_free(sl_buf *b);
 /* Takes the bytes out (caller frees); NULL if an append failed. An empty buffer gives "". */
 char *sl_buf_take(sl_buf *b, size_t *size);
 
-/* Grows an array of elements of `elem` bytes to hold at least `need`; doubles. Returns false on overflow or no memory, old array kept. */
+/* Grows an array of elements of `elem` bytes to hold at least `need`; doubles. Returns false on overflow or no memory,
+ * old array kept. */
 bool sl_grow(void **array, size_t *capacity, size_t need, size_t elem);
 
 char *sl_strdup(const char *s);
 char *sl_strndup(const char *s, size_t n);
 char *sl_asprintf(const char *fmt, ...) SL_PRINTF(1, 2);
 
-/* ---- UTF-8 --------------------------------------------------------------------------------------------------------- */
+/* ---- UTF-8 ---------------------------------------------------------------------------------------------------------
+ */
 
-/* Decodes one code point at s (n > 0 bytes left). Returns the bytes consumed; *cp is -1 and the return 1 where the bytes are
- * invalid (overlong, surrogate, above 10FFFF, truncated). */
+/* Decodes one code point at s (n > 0 bytes left). Returns the bytes consumed; *cp is -1 and the return 1 where the
+ * bytes are invalid (overlong, surrogate, above 10FFFF, truncated). */
 int sl_utf8_decode(const char *s, size_t n, int32_t *cp);
 /* Encodes cp (valid) into out[4]; returns the bytes written. */
 int sl_utf8_encode(int32_t cp, char *out);
 /* Length of the longest prefix of s that does not end inside a (so far valid) multi-byte sequence. */
 size_t sl_utf8_complete(const char *s, size_t n);
 
-/* ---- files ----------------------------------------------------------------------------------------------------------- */
+/* ---- files
+ * ----------------------------------------------------------------------------------------------------------- */
 
 /* An open file of known size. fd is buffered; direct_fd is the same file with O_DIRECT or -1 where that was refused. */
 typedef struct sl_file {
@@ -107,16 +122,19 @@ bool sl_path_is_dir(const char *path);
 /* dir/name, allocated. */
 char *sl_path_join(const char *dir, const char *name);
 
-/* ---- time, machine ------------------------------------------------------------------------------------------------ */
+/* ---- time, machine ------------------------------------------------------------------------------------------------
+ */
 
 uint64_t sl_now_ns(void); /* monotonic */
 uint64_t sl_physical_memory(void);
-/* Memory this process may use: the least of physical memory and cgroup v1/v2 limits found under `root` (NULL: "/sys/fs/cgroup"). */
+/* Memory this process may use: the least of physical memory and cgroup v1/v2 limits found under `root` (NULL:
+ * "/sys/fs/cgroup"). */
 uint64_t sl_memory_limit(const char *root);
 uint64_t sl_peak_rss(void); /* bytes, this process so far */
 int sl_cpu_count(void);     /* cores this process may run on */
 
-/* ---- threads ---------------------------------------------------------------------------------------------------------- */
+/* ---- threads
+ * ---------------------------------------------------------------------------------------------------------- */
 
 /* A pool that runs one parallel loop at a time. Workers spin at most 50 us for the next loop, then sleep. */
 typedef struct sl_pool sl_pool;
@@ -126,14 +144,16 @@ typedef void (*sl_pool_fn)(void *ctx, int64_t begin, int64_t end, int worker);
 sl_pool *sl_pool_new(int threads, sl_error *err);
 void sl_pool_free(sl_pool *p);
 int sl_pool_threads(const sl_pool *p);
-/* Runs fn over [0, n) in pieces of at least `grain`, handed out dynamically; returns when all are done. Called from one thread at a time. */
+/* Runs fn over [0, n) in pieces of at least `grain`, handed out dynamically; returns when all are done. Called from one
+ * thread at a time. */
 void sl_pool_run(sl_pool *p, int64_t n, int64_t grain, sl_pool_fn fn, void *ctx);
 
-/* ---- budgeted memory ---------------------------------------------------------------------------------------------------- */
+/* ---- budgeted memory
+ * ---------------------------------------------------------------------------------------------------- */
 
-/* The one allocator of big memory. Everything is 2 MiB aligned (4 KiB when smaller than 2 MiB) and counted against one budget, which
- * also covers what is only declared (sl_mem_charge: malloc'd tables, an estimate of stacks and libraries).
- * Thread-safe. */
+/* The one allocator of big memory. Everything is 2 MiB aligned (4 KiB when smaller than 2 MiB) and counted against one
+ * budget, which also covers what is only declared (sl_mem_charge: malloc'd tables, an estimate of stacks and
+ * libraries). Thread-safe. */
 typedef struct sl_mem sl_mem;
 
 typedef enum sl_use { SL_USE_WEIGHTS, SL_USE_SLOTS, SL_USE_KV, SL_USE_SCRATCH, SL_USE_OTHER, SL_USE_COUNT } sl_use;

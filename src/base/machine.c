@@ -1,0 +1,94 @@
+/* What the machine is: clock, memory and its limits, cores. */
+#include "base/base.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+uint64_t sl_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+uint64_t sl_physical_memory(void) {
+    long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    return pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0;
+}
+
+/* A number in a small file ("max" and absence are no limit). */
+static uint64_t read_limit(const char *path) {
+    FILE *f = fopen(path, "re");
+    unsigned long long v = 0;
+    bool ok = f && fscanf(f, "%llu", &v) == 1;
+    if (f)
+        fclose(f);
+    return ok ? v : UINT64_MAX;
+}
+
+/* The limit of this process's group in one hierarchy, walking up from its own path to the root. */
+static uint64_t walk_limits(const char *root, const char *sub, char *group, const char *file) {
+    uint64_t least = UINT64_MAX;
+    for (;;) {
+        char path[1200];
+        snprintf(path, sizeof path, "%s%s%s/%s", root, sub, group, file);
+        uint64_t v = read_limit(path);
+        if (v < least)
+            least = v;
+        char *slash = strrchr(group, '/');
+        if (!slash)
+            return least;
+        *slash = 0;
+    }
+}
+
+uint64_t sl_memory_limit(const char *root) {
+    const char *base = root ? root : "/sys/fs/cgroup";
+    uint64_t least = sl_physical_memory();
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    char line[1024];
+    while (f && fgets(line, sizeof line, f)) {
+        char *controllers = strchr(line, ':');
+        char *group = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!group)
+            continue;
+        *group++ = 0;
+        group[strcspn(group, "\n")] = 0;
+        if (strcmp(group, "/") == 0)
+            *group = 0;
+        bool v2 = strcmp(controllers + 1, "") == 0;
+        if (!v2 && !strstr(controllers + 1, "memory"))
+            continue;
+        uint64_t v = v2 ? walk_limits(base, "", group, "memory.max")
+                        : walk_limits(base, "/memory", group, "memory.limit_in_bytes");
+        if (v < least)
+            least = v;
+    }
+    if (f)
+        fclose(f);
+    return least;
+}
+
+uint64_t sl_peak_rss(void) {
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+#ifdef __APPLE__
+    return (uint64_t)u.ru_maxrss;
+#else
+    return (uint64_t)u.ru_maxrss * 1024;
+#endif
+}
+
+int sl_cpu_count(void) {
+#ifdef __linux__
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        return CPU_COUNT(&set);
+#endif
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 ? (int)n : 1;
+}

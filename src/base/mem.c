@@ -1,0 +1,233 @@
+/* The one allocator of big memory: a budget, spans, and equal slabs that change their use.
+ *
+ * Spans and slabs are anonymous mappings aligned to 2 MiB, so that the kernel can back them with huge pages and
+ * O_DIRECT reads land aligned. An empty slab stays mapped (and counted in the peak, not in use) until trim, because
+ * mapping and zeroing 64 MiB costs milliseconds. Invariant: in use + cached empty slabs + charges <= budget. */
+#include "base/base.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { HUGE = 2 << 20, PAGE = 4096 };
+
+typedef struct block {
+    void *base;
+    uint64_t bytes;
+    sl_use use;
+    bool slab;
+} block;
+
+struct sl_mem {
+    uint64_t budget, slab_bytes;
+    pthread_mutex_t mutex;
+    block *blocks; /* in use */
+    size_t count, capacity;
+    void **empty; /* mapped slabs that nobody uses */
+    size_t empty_count, empty_capacity;
+    uint64_t used[SL_USE_COUNT];
+    uint64_t total, peak; /* of used and empty */
+};
+
+static const char *const use_names[SL_USE_COUNT] = {"weights", "expert slots", "KV", "scratch", "other"};
+
+sl_mem *sl_mem_new(uint64_t budget, uint64_t slab_bytes, sl_error *err) {
+    if (slab_bytes < (64u << 10) || slab_bytes > (64u << 20) || (slab_bytes & (slab_bytes - 1)))
+        return sl_fail_null(err, SL_ERR_ARGUMENT, "slab of %llu bytes, a power of two from 64 KiB to 64 MiB expected",
+                            (unsigned long long)slab_bytes);
+    sl_mem *m = calloc(1, sizeof *m);
+    if (!m)
+        return sl_fail_null(err, SL_ERR_MEMORY, "out of memory");
+    m->budget = budget;
+    m->slab_bytes = slab_bytes;
+    pthread_mutex_init(&m->mutex, NULL);
+    return m;
+}
+
+void sl_mem_free(sl_mem *m) {
+    if (!m)
+        return;
+    for (size_t i = 0; i < m->count; i++)
+        munmap(m->blocks[i].base, m->blocks[i].bytes);
+    for (size_t i = 0; i < m->empty_count; i++)
+        munmap(m->empty[i], m->slab_bytes);
+    pthread_mutex_destroy(&m->mutex);
+    free(m->blocks);
+    free(m->empty);
+    free(m);
+}
+
+static uint64_t alignment_of(uint64_t bytes) {
+    return bytes >= HUGE ? HUGE : PAGE;
+}
+
+static void *map_aligned(uint64_t bytes) {
+    uint64_t align = alignment_of(bytes);
+    uint8_t *p = mmap(NULL, bytes + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return NULL;
+    uint8_t *base = (uint8_t *)sl_round_up((uint64_t)(uintptr_t)p, align);
+    if (base > p)
+        munmap(p, (size_t)(base - p));
+    uint64_t tail = align - (uint64_t)(base - p);
+    if (tail)
+        munmap(base + bytes, tail);
+#ifdef MADV_HUGEPAGE
+    if (align == HUGE)
+        madvise(base, bytes, MADV_HUGEPAGE);
+#endif
+    return base;
+}
+
+/* With the mutex held: takes `bytes` of the budget, dropping empty slabs where that makes room. */
+static bool take_budget(sl_mem *m, uint64_t bytes, sl_use use, sl_error *err) {
+    while (m->empty_count && (bytes > m->budget || m->total > m->budget - bytes)) {
+        munmap(m->empty[--m->empty_count], m->slab_bytes);
+        m->total -= m->slab_bytes;
+    }
+    if (bytes > m->budget || m->total > m->budget - bytes)
+        return sl_fail(
+            err, SL_ERR_BUDGET, "memory budget of %llu bytes: %llu more for %s do not fit beside %llu in use",
+            (unsigned long long)m->budget, (unsigned long long)bytes, use_names[use], (unsigned long long)m->total);
+    m->total += bytes;
+    m->used[use] += bytes;
+    if (m->total > m->peak)
+        m->peak = m->total;
+    return true;
+}
+
+static void give_budget(sl_mem *m, uint64_t bytes, sl_use use) {
+    m->total -= bytes;
+    m->used[use] -= bytes;
+}
+
+static void *map_block(sl_mem *m, uint64_t bytes, sl_use use, bool slab, sl_error *err) {
+    void *list = m->blocks;
+    if (!sl_grow(&list, &m->capacity, m->count + 1, sizeof *m->blocks))
+        return sl_fail_null(err, SL_ERR_MEMORY, "out of memory");
+    m->blocks = list;
+    if (!take_budget(m, bytes, use, err))
+        return NULL;
+    void *p = map_aligned(bytes);
+    if (!p) {
+        give_budget(m, bytes, use);
+        return sl_fail_null(err, SL_ERR_MEMORY, "cannot map %llu bytes for %s", (unsigned long long)bytes,
+                            use_names[use]);
+    }
+    m->blocks[m->count++] = (block){p, bytes, use, slab};
+    return p;
+}
+
+void *sl_mem_span(sl_mem *m, uint64_t bytes, sl_use use, sl_error *err) {
+    if (bytes == 0 || bytes > UINT64_MAX / 4)
+        return sl_fail_null(err, SL_ERR_ARGUMENT, "span of %llu bytes asked for %s", (unsigned long long)bytes,
+                            use_names[use]);
+    pthread_mutex_lock(&m->mutex);
+    void *p = map_block(m, sl_round_up(bytes, PAGE), use, false, err);
+    pthread_mutex_unlock(&m->mutex);
+    return p;
+}
+
+/* With the mutex held: removes the record of p; false if there is none. */
+static bool forget(sl_mem *m, const void *p, block *out) {
+    for (size_t i = 0; i < m->count; i++) {
+        if (m->blocks[i].base == p) {
+            *out = m->blocks[i];
+            m->blocks[i] = m->blocks[--m->count];
+            return true;
+        }
+    }
+    return false;
+}
+
+void sl_mem_span_free(sl_mem *m, void *p) {
+    block b;
+    pthread_mutex_lock(&m->mutex);
+    if (p && forget(m, p, &b)) {
+        munmap(b.base, b.bytes);
+        give_budget(m, b.bytes, b.use);
+    }
+    pthread_mutex_unlock(&m->mutex);
+}
+
+/* With the mutex held: an empty slab put to use, or NULL. */
+static void *reuse_slab(sl_mem *m, sl_use use, sl_error *err) {
+    void *list = m->blocks;
+    if (!sl_grow(&list, &m->capacity, m->count + 1, sizeof *m->blocks))
+        return sl_fail_null(err, SL_ERR_MEMORY, "out of memory");
+    m->blocks = list;
+    void *p = m->empty[--m->empty_count];
+    m->used[use] += m->slab_bytes;
+    m->blocks[m->count++] = (block){p, m->slab_bytes, use, true};
+    return p;
+}
+
+void *sl_mem_slab(sl_mem *m, sl_use use, sl_error *err) {
+    pthread_mutex_lock(&m->mutex);
+    void *p = m->empty_count ? reuse_slab(m, use, err) : map_block(m, m->slab_bytes, use, true, err);
+    pthread_mutex_unlock(&m->mutex);
+    return p;
+}
+
+void sl_mem_slab_free(sl_mem *m, void *slab) {
+    block b;
+    pthread_mutex_lock(&m->mutex);
+    if (slab && forget(m, slab, &b)) {
+        void *list = m->empty;
+        m->used[b.use] -= b.bytes;
+        if (b.slab && sl_grow(&list, &m->empty_capacity, m->empty_count + 1, sizeof *m->empty)) {
+            m->empty = list;
+            m->empty[m->empty_count++] = slab;
+        } else {
+            munmap(b.base, b.bytes);
+            m->total -= b.bytes;
+        }
+    }
+    pthread_mutex_unlock(&m->mutex);
+}
+
+void sl_mem_trim(sl_mem *m) {
+    pthread_mutex_lock(&m->mutex);
+    while (m->empty_count) {
+        munmap(m->empty[--m->empty_count], m->slab_bytes);
+        m->total -= m->slab_bytes;
+    }
+    pthread_mutex_unlock(&m->mutex);
+}
+
+bool sl_mem_charge(sl_mem *m, uint64_t bytes, sl_use use, sl_error *err) {
+    pthread_mutex_lock(&m->mutex);
+    bool ok = take_budget(m, bytes, use, err);
+    pthread_mutex_unlock(&m->mutex);
+    return ok;
+}
+
+void sl_mem_uncharge(sl_mem *m, uint64_t bytes, sl_use use) {
+    pthread_mutex_lock(&m->mutex);
+    give_budget(m, bytes, use);
+    pthread_mutex_unlock(&m->mutex);
+}
+
+uint64_t sl_mem_budget(const sl_mem *m) {
+    return m->budget;
+}
+uint64_t sl_mem_slab_bytes(const sl_mem *m) {
+    return m->slab_bytes;
+}
+
+static uint64_t locked_read(const sl_mem *m, const uint64_t *value) {
+    pthread_mutex_t *mutex = (pthread_mutex_t *)&m->mutex;
+    pthread_mutex_lock(mutex);
+    uint64_t v = *value;
+    pthread_mutex_unlock(mutex);
+    return v;
+}
+
+uint64_t sl_mem_used(const sl_mem *m, sl_use use) {
+    return locked_read(m, use == SL_USE_COUNT ? &m->total : &m->used[use]);
+}
+
+uint64_t sl_mem_peak(const sl_mem *m) {
+    return locked_read(m, &m->peak);
+}

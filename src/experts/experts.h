@@ -1,9 +1,10 @@
 /* experts: the routed experts' bytes: where they lie, the cache of slots, the readers that fill it.
  *
- * A slot holds the file's bytes verbatim. With O_DIRECT an extent is rounded out to the block; a part sits in its block-rounded area and begins at (file offset mod
- * block). Slots lie in slabs of the one budgeted allocator; the pool of slots is global over all layers, one or more size classes.
- * Single owner: begin/next/done/end and cache calls come from the engine's step thread; readers have threads of their own. Statistics may be read from any thread.
- * May include: ops (sl_expert_source), checkpoint (files, extents), quant, base. Called by engine. */
+ * A slot holds the file's bytes verbatim. With O_DIRECT an extent is rounded out to the block; a part sits in its
+ * block-rounded area and begins at (file offset mod block). Slots lie in slabs of the one budgeted allocator; the pool
+ * of slots is global over all layers, one or more size classes. Single owner: begin/next/done/end and cache calls come
+ * from the engine's step thread; readers have threads of their own. Statistics may be read from any thread. May
+ * include: ops (sl_expert_source), checkpoint (files, extents), quant, base. Called by engine. */
 #ifndef SL_EXPERTS_H
 #define SL_EXPERTS_H
 
@@ -17,9 +18,11 @@ typedef struct sl_expert_layer {
     const sl_extent *extent;
 } sl_expert_layer;
 
-/* ---- readers --------------------------------------------------------------------------------------------------------- */
+/* ---- readers
+ * --------------------------------------------------------------------------------------------------------- */
 
-/* One contiguous read of a file into memory. With direct, offset, bytes and dst are multiples of the file's direct_align (the file's end may cut it short). */
+/* One contiguous read of a file into memory. With direct, offset, bytes and dst are multiples of the file's
+ * direct_align (the file's end may cut it short). */
 typedef struct sl_read {
     const sl_file *file;
     uint64_t offset;
@@ -33,7 +36,8 @@ typedef struct sl_read {
 typedef struct sl_read_result {
     void *tag;
     bool ok;
-    bool quarantined; /* timed out: the kernel may still write to dst; a second result (ok or not) with the same tag follows when it is over */
+    bool quarantined; /* timed out: the kernel may still write to dst; a second result (ok or not) with the same tag
+                         follows when it is over */
     sl_error error;
 } sl_read_result;
 
@@ -45,7 +49,8 @@ struct sl_reader {
     bool (*submit)(sl_reader *r, const sl_read *reads, int n, sl_error *err); /* copies the descriptors; any n */
     /* Waits (timeout_ns, 0: only looks, UINT64_MAX: no limit) for results; returns how many were written, <= max. */
     int (*collect)(sl_reader *r, sl_read_result *out, int max, uint64_t timeout_ns);
-    /* A slab that reads will go to (io_uring registers it; failure to do so is not an error) / will no longer. May be NULL. */
+    /* A slab that reads will go to (io_uring registers it; failure to do so is not an error) / will no longer. May be
+     * NULL. */
     void (*add_memory)(sl_reader *r, void *base, uint64_t bytes);
     void (*remove_memory)(sl_reader *r, void *base);
     void (*close)(sl_reader *r); /* waits for what is in flight */
@@ -65,29 +70,31 @@ sl_reader *sl_reader_open(const sl_reader_options *o, sl_error *err);
 /* Wraps any reader and injects faults, for tests: the plan is consulted per read. Takes ownership of inner. */
 typedef struct sl_fault_plan {
     uint64_t seed;
-    double error_rate;      /* share of reads that end with EIO */
-    double delay_rate;      /* share of reads whose result comes delay_ns later */
-    double reorder_rate;    /* share of results handed out after later ones */
+    double error_rate;   /* share of reads that end with EIO */
+    double delay_rate;   /* share of reads whose result comes delay_ns later */
+    double reorder_rate; /* share of results handed out after later ones */
     uint64_t delay_ns;
     int64_t fail_after;     /* >= 0: every read after this many fails (a vanished file) */
     int32_t fail_layer_tag; /* reserved, -1 */
 } sl_fault_plan;
 sl_reader *sl_reader_fault(sl_reader *inner, const sl_fault_plan *plan, sl_error *err);
 
-/* ---- store and cache --------------------------------------------------------------------------------------------------- */
+/* ---- store and cache
+ * --------------------------------------------------------------------------------------------------- */
 
 typedef struct sl_experts sl_experts;
 
 typedef struct sl_experts_options {
-    const sl_ckpt *ckpt; /* borrowed */
+    const sl_ckpt *ckpt;           /* borrowed */
     const sl_expert_layer *layers; /* borrowed, must outlive the store */
     int32_t layer_count;
     int32_t top_k;
-    sl_mem *mem;       /* slabs; borrowed */
+    sl_mem *mem;        /* slabs; borrowed */
     uint64_t max_bytes; /* of slots; grows lazily up to this (0: whatever the budget leaves) */
     int32_t max_slots;  /* 0: no cap (tests use it to force small caches) */
-    sl_reader *reader; /* owned from now on */
-    bool prefetch;     /* previous token's experts of the next layer are fetched when the reader is idle; never evicts what the step needs */
+    sl_reader *reader;  /* owned from now on */
+    bool prefetch; /* previous token's experts of the next layer are fetched when the reader is idle; never evicts what
+                      the step needs */
     sl_log log;
 } sl_experts_options;
 
@@ -95,26 +102,30 @@ typedef struct sl_experts_stats {
     uint64_t hits, misses;      /* experts asked for by steps */
     uint64_t reads, read_bytes; /* bytes asked of the disk for misses and prefetch (block-rounded) */
     uint64_t prefetch_reads, prefetch_used;
-    uint64_t wait_ns;           /* time steps waited for reads */
+    uint64_t wait_ns; /* time steps waited for reads */
     uint64_t evictions;
     uint64_t slots, slots_used, slot_bytes;
 } sl_experts_stats;
 
-/* Bytes of one slot of each layer's class; the least budget of the store is max(top_k, 2) slots of the largest class. */
+/* Bytes of one slot of each layer's class; the least budget of the store is max(top_k, 2) slots of the largest class.
+ */
 uint64_t sl_experts_slot_bytes(const sl_expert_layer *layer, const sl_ckpt *c, bool direct);
-uint64_t sl_experts_least_bytes(const sl_expert_layer *layers, int32_t n, const sl_ckpt *c, int32_t top_k, bool direct, uint64_t slab_bytes);
+uint64_t sl_experts_least_bytes(const sl_expert_layer *layers, int32_t n, const sl_ckpt *c, int32_t top_k, bool direct,
+                                uint64_t slab_bytes);
 
 sl_experts *sl_experts_open(const sl_experts_options *o, sl_error *err);
 void sl_experts_close(sl_experts *e);
 /* The iterator for sl_ops_set_experts. */
 sl_expert_source sl_experts_source(sl_experts *e);
 
-/* Gives slabs back to the allocator (evicting what they hold) until `slabs` were freed or only the least is left; returns how many. Called between steps. */
+/* Gives slabs back to the allocator (evicting what they hold) until `slabs` were freed or only the least is left;
+ * returns how many. Called between steps. */
 int sl_experts_shrink(sl_experts *e, int slabs);
 void sl_experts_stats_get(const sl_experts *e, sl_experts_stats *out);
 void sl_experts_stats_reset(sl_experts *e);
 
-/* The trace of reads since start, for replay without compute: bursts of (file, offset, bytes) as one begin() issued them. Off unless enabled. */
+/* The trace of reads since start, for replay without compute: bursts of (file, offset, bytes) as one begin() issued
+ * them. Off unless enabled. */
 typedef struct sl_trace_read {
     int32_t file;
     int32_t burst;

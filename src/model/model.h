@@ -1,4 +1,5 @@
-/* model: architectures as rows of a table over shared blocks; from a checkpoint's configuration and tensors to a recorded forward pass.
+/* model: architectures as rows of a table over shared blocks; from a checkpoint's configuration and tensors to a
+ * recorded forward pass.
  *
  * May include: ops, checkpoint, quant, base. Called by engine. */
 #ifndef SL_MODEL_H
@@ -23,7 +24,8 @@ typedef struct sl_model_config {
 
 typedef struct sl_model sl_model;
 
-/* Reads configuration, resolves every tensor (a missing one, a shape that contradicts the config, a tensor nothing uses are errors). Reads no weights. c is borrowed. */
+/* Reads configuration, resolves every tensor (a missing one, a shape that contradicts the config, a tensor nothing uses
+ * are errors). Reads no weights. c is borrowed. */
 sl_model *sl_model_open(const sl_ckpt *c, sl_error *err);
 void sl_model_free(sl_model *m);
 const sl_model_config *sl_model_config_get(const sl_model *m);
@@ -35,7 +37,8 @@ uint64_t sl_model_resident_bytes(const sl_model *m); /* as loaded into slabs */
 uint64_t sl_model_expert_bytes(const sl_model *m);   /* of all routed experts on disk */
 /* Scratch of a forward pass over max_rows rows of which max_outs want logits. */
 uint64_t sl_model_scratch_bytes(const sl_model *m, const sl_ops *ops, int32_t max_rows, int32_t max_outs);
-bool sl_model_kv_layout(const sl_model *m, sl_kv_format format, sl_kv_layout *out, sl_error *err); /* derived fields not yet set */
+bool sl_model_kv_layout(const sl_model *m, sl_kv_format format, sl_kv_layout *out,
+                        sl_error *err); /* derived fields not yet set */
 
 /* Extents of routed experts for the store, one entry per MoE layer; owned by the model. */
 typedef struct sl_model_experts {
@@ -46,10 +49,10 @@ const sl_model_experts *sl_model_expert_layers(const sl_model *m, int32_t *count
 /* Formats in use, "Q4_1, Q8_0", for info; buffer owned by the model. */
 const char *sl_model_formats(const sl_model *m);
 
-/* Reads the resident weights into spans of mem (the page cache is left as it was found), checks norms for NaN, wraps them for ops and records the forward pass.
- * progress(user, done, total) may be NULL. */
-bool sl_model_load(sl_model *m, sl_mem *mem, sl_ops *ops, int32_t max_rows, int32_t max_outs, void (*progress)(void *, uint64_t, uint64_t), void *user,
-                   sl_error *err);
+/* Reads the resident weights into spans of mem (the page cache is left as it was found), checks norms for NaN, wraps
+ * them for ops and records the forward pass. progress(user, done, total) may be NULL. */
+bool sl_model_load(sl_model *m, sl_mem *mem, sl_ops *ops, int32_t max_rows, int32_t max_outs,
+                   void (*progress)(void *, uint64_t, uint64_t), void *user, sl_error *err);
 
 /* One step. Logits are checked for NaN: SL_ERR_NUMERIC names the row. */
 bool sl_model_forward(sl_model *m, sl_step *step, sl_error *err);

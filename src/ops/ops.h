@@ -1,9 +1,10 @@
 /* ops: the forward pass as recorded work over a batch of rows, independent of what executes it.
  *
- * A model records a program ONCE: a list of operations whose operands are handles (buffer, offset, shape), never host pointers. What changes per
- * step (number of rows, tokens, positions, page tables) is in sl_step, so a program is run again and again without patching.
- * Implementations: the native CPU (sl_ops_cpu_new); GPU devices later through the same table.
- * May include: cpu, gpu, quant, base. Called by model (records), engine (runs), experts (implements sl_expert_source). */
+ * A model records a program ONCE: a list of operations whose operands are handles (buffer, offset, shape), never host
+ * pointers. What changes per step (number of rows, tokens, positions, page tables) is in sl_step, so a program is run
+ * again and again without patching. Implementations: the native CPU (sl_ops_cpu_new); GPU devices later through the
+ * same table. May include: cpu, gpu, quant, base. Called by model (records), engine (runs), experts (implements
+ * sl_expert_source). */
 #ifndef SL_OPS_H
 #define SL_OPS_H
 
@@ -28,21 +29,23 @@ typedef struct sl_view {
     int64_t stride;
 } sl_view;
 
-/* A resident weight: sl_matrix with its parts as handles. buffer 0: absent. Vectors (norms, biases) are f32 [1][n] after loading. */
+/* A resident weight: sl_matrix with its parts as handles. buffer 0: absent. Vectors (norms, biases) are f32 [1][n]
+ * after loading. */
 typedef struct sl_weight {
     sl_matrix matrix; /* part[] unused */
     sl_buffer buffer;
     uint64_t offset[3];
 } sl_weight;
 
-/* ---- KV pages ------------------------------------------------------------------------------------------------------ */
+/* ---- KV pages ------------------------------------------------------------------------------------------------------
+ */
 
 enum { SL_KV_PAGE_TOKENS = 64 };
 
 typedef enum sl_kv_format { SL_KV_F16, SL_KV_Q8_0 } sl_kv_format;
 
-/* A block holds 64 tokens of all attention layers of one sequence: [layer][K|V][kv_head][token][head_dim]. A page table lists block numbers; block b lies in
- * slab b / blocks_per_slab at (b % blocks_per_slab) * block_bytes. */
+/* A block holds 64 tokens of all attention layers of one sequence: [layer][K|V][kv_head][token][head_dim]. A page table
+ * lists block numbers; block b lies in slab b / blocks_per_slab at (b % blocks_per_slab) * block_bytes. */
 typedef struct sl_kv_layout {
     sl_kv_format format;
     int32_t layers, kv_heads, head_dim;
@@ -55,7 +58,8 @@ typedef struct sl_kv_layout {
 /* Computes the derived fields; head_dim must be a multiple of 32 for Q8_0. */
 bool sl_kv_layout_init(sl_kv_layout *l, uint64_t slab_bytes, sl_error *err);
 
-/* ---- the step ------------------------------------------------------------------------------------------------------- */
+/* ---- the step -------------------------------------------------------------------------------------------------------
+ */
 
 /* One sequence as a step sees it. */
 typedef struct sl_step_seq {
@@ -74,15 +78,18 @@ typedef struct sl_step {
     int32_t outs;            /* rows that want logits */
     const int32_t *out_rows; /* [outs] ascending row numbers */
     float *logits;           /* [outs][vocab], filled on return (host memory) */
-    /* Set per row where an expert it needs could not be read; the other rows' results stand. row_error says the first reason. */
+    /* Set per row where an expert it needs could not be read; the other rows' results stand. row_error says the first
+     * reason. */
     uint8_t *row_failed; /* [rows], zeroed by the caller */
     sl_error row_error;
-    /* Polled at every layer; a true ends the run with SL_ERR_CANCELLED. May be NULL. Called on the thread that runs the step. */
+    /* Polled at every layer; a true ends the run with SL_ERR_CANCELLED. May be NULL. Called on the thread that runs the
+     * step. */
     bool (*cancelled)(void *user);
     void *user;
 } sl_step;
 
-/* ---- experts as the moe op sees them --------------------------------------------------------------------------------- */
+/* ---- experts as the moe op sees them
+ * --------------------------------------------------------------------------------- */
 
 enum { SL_PROJ_GATE, SL_PROJ_UP, SL_PROJ_DOWN, SL_PROJ_COUNT };
 enum { SL_EXPERT_PARTS = 9 }; /* projection * 3 + part (codes, scales, biases) */
@@ -95,32 +102,35 @@ typedef struct sl_expert_view {
 
 typedef enum sl_expert_order { SL_ORDER_READY /* hits first */, SL_ORDER_ASCENDING } sl_expert_order;
 
-/* The step's iterator over one layer's experts; implemented by experts/, called by the moe op on the thread that runs the step. */
+/* The step's iterator over one layer's experts; implemented by experts/, called by the moe op on the thread that runs
+ * the step. */
 typedef struct sl_expert_source {
     void *self;
     /* Wants n distinct experts, ids ascending; n may exceed the slots. Reads of misses begin before it returns. */
     bool (*begin)(void *self, int32_t layer, const int32_t *ids, int32_t n, sl_expert_order order, sl_error *err);
-    /* Waits until at least one further expert is ready and returns up to max of them (at most what the order allows); 0: all were handed out. -1: one expert failed
-     * (its id in out[0].id, the reason in err); iteration goes on. Those handed out stay valid until done. */
+    /* Waits until at least one further expert is ready and returns up to max of them (at most what the order allows);
+     * 0: all were handed out. -1: one expert failed (its id in out[0].id, the reason in err); iteration goes on. Those
+     * handed out stay valid until done. */
     int (*next)(void *self, sl_expert_view *out, int max, sl_error *err);
     void (*done)(void *self, const sl_expert_view *views, int n);
     /* Ends the iteration, also after an early stop: nothing of it stays claimed. */
     void (*end)(void *self);
 } sl_expert_source;
 
-/* ---- operations ---------------------------------------------------------------------------------------------------- */
+/* ---- operations ----------------------------------------------------------------------------------------------------
+ */
 
 typedef struct sl_rope {
-    int32_t dims;         /* rotated dimensions of a head (<= head_dim, even) */
-    bool interleaved;     /* pairs (2i, 2i+1) as GGUF llama has them; else (i, i + dims/2) */
+    int32_t dims;          /* rotated dimensions of a head (<= head_dim, even) */
+    bool interleaved;      /* pairs (2i, 2i+1) as GGUF llama has them; else (i, i + dims/2) */
     const float *inv_freq; /* [dims/2], angle = position * inv_freq[i]; owned by the model, copied at record time */
-    float scale;          /* multiplies cos and sin (yarn's attention factor); 1 else */
+    float scale;           /* multiplies cos and sin (yarn's attention factor); 1 else */
 } sl_rope;
 
 typedef struct sl_attention {
     int32_t layer; /* index among attention layers */
     int32_t heads, kv_heads, head_dim;
-    float scale; /* of q.k */
+    float scale;              /* of q.k */
     sl_weight q_norm, k_norm; /* per-head RMSNorm, optional */
     float norm_eps;
     sl_rope rope;
@@ -129,14 +139,15 @@ typedef struct sl_attention {
 typedef struct sl_moe {
     int32_t layer; /* index among MoE layers: what the expert source is asked for */
     int32_t experts, top_k;
-    bool normalize;            /* weights of the chosen experts are divided by their sum */
-    sl_weight router;          /* [experts][hidden] */
-    sl_matrix proj[SL_PROJ_COUNT]; /* layout of an expert's projections (part[] unused) */
+    bool normalize;                  /* weights of the chosen experts are divided by their sum */
+    sl_weight router;                /* [experts][hidden] */
+    sl_matrix proj[SL_PROJ_COUNT];   /* layout of an expert's projections (part[] unused) */
     sl_weight shared[SL_PROJ_COUNT]; /* shared expert; buffer 0: none */
     sl_weight shared_gate;           /* [1][hidden], sigmoid; optional */
 } sl_moe;
 
-/* A recorded program: created by an implementation, filled by sl_op_* calls, run many times. Recording errors are kept and returned by sl_program_end. */
+/* A recorded program: created by an implementation, filled by sl_op_* calls, run many times. Recording errors are kept
+ * and returned by sl_program_end. */
 typedef struct sl_program sl_program;
 
 sl_program *sl_program_new(sl_ops *ops, int32_t max_rows, int32_t max_outs, sl_error *err);
@@ -147,7 +158,8 @@ void sl_program_free(sl_program *p);
 void sl_op_embed(sl_program *p, sl_view dst, const sl_weight *table);
 /* dst = src / sqrt(mean(src^2) + eps) * weight   (RMSNorm) */
 void sl_op_rms_norm(sl_program *p, sl_view dst, sl_view src, const sl_weight *weight, float eps);
-/* dst[i] = src . W[i]^T (+ bias[i]) for up to 4 weights that share src; dst may be accumulated onto (residual) with add. */
+/* dst[i] = src . W[i]^T (+ bias[i]) for up to 4 weights that share src; dst may be accumulated onto (residual) with
+ * add. */
 typedef struct sl_linear {
     sl_view dst;
     const sl_weight *weight, *bias; /* bias NULL: none */
@@ -156,9 +168,11 @@ typedef struct sl_linear {
 void sl_op_linear(sl_program *p, sl_view src, const sl_linear *out, int n);
 /* dst = silu(src . gate^T) * (src . up^T) */
 void sl_op_gate_up(sl_program *p, sl_view dst, sl_view src, const sl_weight *gate, const sl_weight *up);
-/* Norms q and k per head, rotates them, appends k and v to the pages, attends causally over positions 0..position; dst[row][heads*head_dim]. q, k are overwritten. */
+/* Norms q and k per head, rotates them, appends k and v to the pages, attends causally over positions 0..position;
+ * dst[row][heads*head_dim]. q, k are overwritten. */
 void sl_op_attention(sl_program *p, sl_view dst, sl_view q, sl_view k, sl_view v, const sl_attention *a);
-/* residual += experts(src) weighted + shared expert. Addition is in ascending expert id, then the shared expert, whatever the order of arrival. */
+/* residual += experts(src) weighted + shared expert. Addition is in ascending expert id, then the shared expert,
+ * whatever the order of arrival. */
 void sl_op_moe(sl_program *p, sl_view residual, sl_view src, const sl_moe *m);
 /* dst rows (SL_ROWS_OUT) = src rows named by step->out_rows */
 void sl_op_gather_outs(sl_program *p, sl_view dst, sl_view src);
@@ -167,7 +181,8 @@ void sl_op_logits(sl_program *p, sl_view src, const sl_weight *head);
 /* A place where cancellation is looked at; one per layer. */
 void sl_op_checkpoint(sl_program *p, int32_t layer);
 
-/* ---- implementations ------------------------------------------------------------------------------------------------ */
+/* ---- implementations ------------------------------------------------------------------------------------------------
+ */
 
 /* Numeric mode of the CPU: exact = f32 activations, scalar, the oracle; q8 = int8 activations, SIMD. */
 typedef enum sl_numeric { SL_NUMERIC_Q8, SL_NUMERIC_EXACT } sl_numeric;
@@ -188,8 +203,10 @@ sl_buffer sl_ops_wrap(sl_ops *ops, void *base, uint64_t bytes, sl_error *err);
 void sl_ops_unwrap(sl_ops *ops, sl_buffer b);
 /* Scratch for views of a program, from the budget. */
 sl_buffer sl_ops_scratch(sl_ops *ops, uint64_t bytes, sl_error *err);
-/* Bytes of scratch the implementation itself takes for a program over max_rows rows (activations in int8, moe, attention). */
-uint64_t sl_ops_scratch_bytes(const sl_ops *ops, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe, int32_t heads, int32_t head_dim);
+/* Bytes of scratch the implementation itself takes for a program over max_rows rows (activations in int8, moe,
+ * attention). */
+uint64_t sl_ops_scratch_bytes(const sl_ops *ops, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
+                              int32_t heads, int32_t head_dim);
 void sl_ops_set_experts(sl_ops *ops, const sl_expert_source *source);
 /* KV slabs in order of block numbers; grows as the engine takes slabs. */
 void sl_ops_set_kv(sl_ops *ops, const sl_kv_layout *layout);
@@ -203,7 +220,8 @@ typedef struct sl_ops_times {
 void sl_ops_times_get(const sl_ops *ops, sl_ops_times *out);
 void sl_ops_times_reset(sl_ops *ops);
 
-/* Runs a program. false: the whole step failed (cancelled, NaN, out of memory): nothing it wrote counts. Rows of step->row_failed failed alone. */
+/* Runs a program. false: the whole step failed (cancelled, NaN, out of memory): nothing it wrote counts. Rows of
+ * step->row_failed failed alone. */
 bool sl_program_run(sl_program *p, sl_step *step, sl_error *err);
 
 #endif

@@ -1,0 +1,241 @@
+/* Sluice: runs mixture-of-experts language models that are larger than memory.
+ *
+ * An engine holds one model and one scheduler thread, which batches all work. Unless a call says otherwise it may be
+ * made from any thread; objects made from an engine (sequences, requests) must be freed before it. Option structs begin
+ * with their own size, so that later versions can add fields: set it with the _INIT macro and leave the rest zero for
+ * the default. Functions that can fail return false or NULL and fill *err (which may be NULL). */
+#ifndef SLUICE_SLUICE_H
+#define SLUICE_SLUICE_H
+
+#include "sluice/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+SL_API const char *sl_version(void);
+
+/* ---- engine --------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct sl_engine sl_engine;
+
+typedef enum sl_stage { SL_STAGE_LOAD, SL_STAGE_PREFILL } sl_stage;
+
+typedef struct sl_engine_options {
+    size_t size;
+    const char *model; /* path, Hugging Face cache id, Ollama or LM Studio name */
+    uint64_t memory;   /* budget in bytes for all the process makes the machine hold; 0: a share of what the machine or
+                          cgroup allows */
+    int threads;       /* 0: one per core */
+    int context;       /* tokens a sequence may hold; 0: min(model's, 4096) */
+    int chunk;         /* prefill rows per step; 0: 512 */
+    int max_sequences; /* decoded at once; 0: 16 */
+    const char *kv_type;   /* "f16" (default) or "q8_0" */
+    const char *numeric;   /* "q8" (default) or "exact" */
+    const char *isa;       /* NULL: best; scalar, avx2, avx512, neon */
+    const char *reader;    /* NULL or "auto"; "uring", "pread" */
+    bool buffered;         /* read experts through the page cache instead of O_DIRECT */
+    bool prefetch;         /* guess the next layer's experts; off by default */
+    int read_depth;        /* 0: the reader's default */
+    int max_slots;         /* 0: as the budget allows; else at most this many expert slots */
+    int experts_per_token; /* 0: as the checkpoint says; else an approximation that info names */
+    bool plan_only; /* check and report memory, do not load weights: only info, tokenizer and template calls work */
+    sl_log_fn log;
+    sl_log_level log_level;
+    void *log_user;
+    /* Loading and prefill progress; called from the loading or scheduler thread. done and total are bytes or tokens. */
+    void (*progress)(void *user, sl_stage stage, uint64_t done, uint64_t total);
+    void *progress_user;
+} sl_engine_options;
+#define SL_ENGINE_OPTIONS_INIT                                                                                         \
+    { .size = sizeof(sl_engine_options) }
+
+SL_API sl_engine *sl_engine_open(const sl_engine_options *options, sl_error *err);
+/* Cancels what runs, waits for the scheduler, releases everything. */
+SL_API void sl_engine_close(sl_engine *e);
+
+typedef struct sl_engine_info {
+    size_t size;
+    char path[1024];
+    char container[32]; /* "gguf", "safetensors" */
+    char architecture[64];
+    char formats[256]; /* weight formats in use */
+    char numeric[16], isa[16], reader[64], kv_type[16];
+    char approximation[128]; /* "" or what was asked for by name */
+    int layers, moe_layers, hidden, heads, kv_heads, head_dim, vocab;
+    int experts, experts_per_token, context, model_context;
+    int threads, chunk;
+    uint64_t file_bytes, resident_bytes, expert_bytes; /* on disk; in memory; all routed experts on disk */
+    uint64_t bytes_per_expert;                         /* largest slot */
+    uint64_t bytes_per_token;                          /* expert bytes one token asks for */
+    uint64_t scratch_bytes, kv_bytes_per_token;
+    uint64_t least_memory, suggested_memory, full_memory; /* budgets: least that runs, good, everything resident */
+    uint64_t memory;                                      /* the budget in force */
+    uint64_t slots;                                       /* expert slots the budget allows */
+} sl_engine_info;
+
+/* Fills *info (info->size set by the caller). */
+SL_API bool sl_engine_get_info(const sl_engine *e, sl_engine_info *info);
+
+typedef struct sl_stats {
+    size_t size;
+    uint64_t prompt_tokens, prompt_ns; /* prefill: rows and wall time of its steps */
+    uint64_t decode_tokens, decode_ns;
+    uint64_t expert_hits, expert_misses, expert_bytes_read, expert_wait_ns, evictions;
+    uint64_t prefetch_reads, prefetch_used;
+    uint64_t memory_used, memory_peak, memory_budget; /* of the budgeted allocator */
+    uint64_t weights_bytes, slots_bytes, kv_bytes, scratch_bytes;
+    uint64_t rss_peak;
+    uint64_t time_attention_ns, time_linear_ns, time_router_ns, time_expert_ns, time_shared_ns, time_head_ns,
+        time_other_ns;
+} sl_stats;
+SL_API void sl_engine_get_stats(const sl_engine *e, sl_stats *stats); /* since the last reset */
+SL_API void sl_engine_reset_stats(sl_engine *e);
+
+/* A read the engine made of the model's files: reads of one burst were issued together. For the benchmark that replays
+ * them without compute. */
+typedef struct sl_trace {
+    const char *path;
+    int burst, layer;
+    uint64_t offset, bytes;
+} sl_trace;
+SL_API void sl_engine_trace(sl_engine *e, bool on); /* on clears what was recorded */
+/* Copies up to max entries (borrowed paths live as long as the engine); returns how many there are. */
+SL_API size_t sl_engine_get_trace(sl_engine *e, sl_trace *out, size_t max);
+
+/* ---- text ----------------------------------------------------------------------------------------------------------
+ */
+
+/* Token ids of text. special: control tokens written in it become their ids (never for text from a user). bos: add what
+ * the checkpoint adds at the beginning. *ids is allocated; free with sl_free. */
+SL_API bool sl_tokenize(const sl_engine *e, const char *text, size_t n, bool special, bool bos, int32_t **ids,
+                        size_t *count, sl_error *err);
+/* Bytes of ids, allocated and NUL-terminated; free with sl_free. */
+SL_API bool sl_detokenize(const sl_engine *e, const int32_t *ids, size_t n, bool special, char **text, size_t *size,
+                          sl_error *err);
+/* The piece of one id as it is shown, into out (NUL-terminated, cut to size); returns its full length in bytes. */
+SL_API size_t sl_token_text(const sl_engine *e, int32_t id, char *out, size_t size);
+SL_API int32_t sl_token_bos(const sl_engine *e); /* -1: none */
+SL_API int32_t sl_token_eos(const sl_engine *e);
+SL_API bool sl_token_is_stop(const sl_engine *e, int32_t id);
+/* Renders the checkpoint's chat template. messages_json: [{"role", "content", ...}]; extra_json: {"tools": [...],
+ * "enable_thinking": ...} or NULL. Allocated. */
+SL_API bool sl_chat_render(const sl_engine *e, const char *messages_json, const char *extra_json,
+                           bool add_generation_prompt, char **text, size_t *size, sl_error *err);
+SL_API bool sl_has_chat_template(const sl_engine *e);
+SL_API void sl_free(void *p);
+
+/* ---- sequences: the low level
+ * ---------------------------------------------------------------------------------------- */
+
+/* Token history with its KV. One caller at a time per sequence. */
+typedef struct sl_seq sl_seq;
+SL_API sl_seq *sl_seq_new(sl_engine *e, sl_error *err);
+SL_API void sl_seq_free(sl_seq *s);
+SL_API int sl_seq_length(const sl_seq *s);
+SL_API sl_seq *sl_seq_fork(const sl_seq *s, sl_error *err); /* shares full pages */
+SL_API bool sl_seq_truncate(sl_seq *s, int length, sl_error *err);
+/* Snapshot as bytes (allocated; tokens, KV, a fingerprint of the model) and back into a new sequence; another model's
+ * or a damaged snapshot is an error. */
+SL_API bool sl_seq_save(const sl_seq *s, void **bytes, size_t *size, sl_error *err);
+SL_API sl_seq *sl_seq_restore(sl_engine *e, const void *bytes, size_t size, sl_error *err);
+
+/* Evaluates tokens appended to sequences: n entries, entries of one sequence in order. logits: [number of entries with
+ * want][vocab], row order. Blocks until done; many callers may wait at once. SL_ERR_CONTEXT when a sequence would grow
+ * past the context; nothing is appended on failure. */
+typedef struct sl_input {
+    sl_seq *seq;
+    int32_t token;
+    bool want_logits;
+} sl_input;
+SL_API bool sl_decode(sl_engine *e, const sl_input *inputs, size_t n, float *logits, sl_error *err);
+
+/* ---- generation
+ * ------------------------------------------------------------------------------------------------------- */
+
+typedef struct sl_logit_bias {
+    int32_t token;
+    float bias;
+} sl_logit_bias;
+
+typedef struct sl_sampling {
+    size_t size;
+    float temperature;                         /* 0: greedy */
+    int top_k;                                 /* 0: off */
+    float top_p;                               /* 0 or 1: off */
+    float min_p;                               /* 0: off */
+    float repeat_penalty;                      /* 0 or 1: off; over the last repeat_last_n tokens */
+    int repeat_last_n;                         /* 0: 64 */
+    float presence_penalty, frequency_penalty; /* over generated tokens */
+    uint64_t seed;                             /* the same seed gives the same text */
+    const sl_logit_bias *logit_bias;
+    size_t logit_bias_count;
+    int logprobs; /* > 0: each token event carries this many alternatives (at most 20) */
+} sl_sampling;
+#define SL_SAMPLING_INIT                                                                                               \
+    { .size = sizeof(sl_sampling) }
+
+typedef struct sl_generate_options {
+    size_t size;
+    const int32_t *prompt; /* token ids; appended to seq */
+    size_t prompt_count;
+    sl_seq *seq;    /* continue here (its owner must not touch it until the request ended); NULL: a fresh one */
+    int max_tokens; /* 0: until the context is full */
+    sl_sampling sampling;
+    const char *const *stop; /* strings that end the text; not part of it */
+    size_t stop_count;
+    bool ignore_eos;
+} sl_generate_options;
+#define SL_GENERATE_OPTIONS_INIT                                                                                       \
+    { .size = sizeof(sl_generate_options), .sampling = SL_SAMPLING_INIT }
+
+typedef enum sl_finish {
+    SL_FINISH_NONE,
+    SL_FINISH_STOP /* end token or stop string */,
+    SL_FINISH_LENGTH /* max_tokens or context full */,
+    SL_FINISH_CANCELLED,
+    SL_FINISH_ERROR
+} sl_finish;
+
+typedef struct sl_logprob {
+    int32_t token;
+    float logprob;
+} sl_logprob;
+
+enum { SL_MAX_LOGPROBS = 20 };
+
+/* One event of a request. Text is whole UTF-8 characters (what cannot be valid becomes U+FFFD); it may be empty while a
+ * character or a possible stop string is held back. */
+typedef struct sl_event {
+    int32_t token; /* -1 in a last event that carries no token */
+    float logprob;
+    sl_logprob top[SL_MAX_LOGPROBS];
+    int top_count;
+    char text[1024];
+    size_t text_size;
+    sl_finish finish; /* other than NONE: the last event */
+    sl_error error;   /* with SL_FINISH_ERROR */
+    uint64_t prompt_tokens, completion_tokens;
+} sl_event;
+
+typedef struct sl_request sl_request;
+SL_API sl_request *sl_generate(sl_engine *e, const sl_generate_options *options, sl_error *err);
+/* Waits for the next event (timeout_ms < 0: no limit); false when none came in time. After a last event there are no
+ * more. Never loses events: the queue is bounded and generation waits for its reader. */
+SL_API bool sl_request_next(sl_request *r, sl_event *event, int timeout_ms);
+SL_API void sl_request_cancel(sl_request *r); /* seen within a layer */
+SL_API void sl_request_free(sl_request *r);   /* cancels if needed and waits */
+
+/* What the engine waits for at this moment, for a line after a stall: "reading experts of layer 12: 8 of 8
+ * outstanding", "prefill", "" when idle. */
+SL_API void sl_engine_activity(const sl_engine *e, char *out, size_t size, uint64_t *since_ns);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,103 @@
+"""The references: Hugging Face transformers in float32 with eager attention, and llama.cpp."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
+
+from lib import hf_io
+
+logging.disable_progress_bar()
+EAGER = {"dtype": torch.float32, "attn_implementation": "eager", "experts_implementation": "eager"}
+
+
+@dataclass
+class Result:
+    tokens: list
+    logits: np.ndarray  # [rows][vocab]
+    router_margin: float  # inf without routers
+    greedy_margin: float
+
+
+def load(path, config, held):
+    """transformers' model of the checkpoint at path, which holds the canonical weights `held`.
+
+    A plain Hugging Face directory is opened by transformers itself, so that names and config are checked too; of a GGUF or MLX file only the
+    dequantised weights are used."""
+    if (path / "config.json").exists() and "quantization" not in json.loads((path / "config.json").read_text()):
+        model, info = AutoModelForCausalLM.from_pretrained(path, **EAGER, output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
+    else:
+        model = from_weights(config, held)
+    check_weights(model, held)
+    return model.eval()
+
+
+def from_weights(config, held):
+    options = {k: v for k, v in config.items() if k not in ("model_type", "torch_dtype", "dtype")}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **options), **EAGER)
+    state = {n: torch.from_numpy(np.ascontiguousarray(w)) for n, w in hf_io.fused_experts(held).items()}
+    if config["tie_word_embeddings"]:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model.load_state_dict(state, strict=True)
+    return model
+
+
+def check_weights(model, held):
+    """The model's parameters are exactly the weights that were written."""
+    state = model.state_dict()
+    for name, w in hf_io.fused_experts(held).items():
+        assert np.array_equal(state[name].numpy(), w), name
+
+
+def forward(model, tokens):
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0].numpy()
+
+
+class RouterMargin:
+    """Watches every router: the least gap between the logits of ranks k and k + 1."""
+
+    def __init__(self, model):
+        self.least = np.inf
+        self.hooks = [m.register_forward_hook(self._see) for m in model.modules() if hasattr(m, "top_k") and hasattr(m, "num_experts")]
+
+    def _see(self, module, args, output):
+        logits = output[0].sort(-1, descending=True).values
+        if module.top_k < module.num_experts:
+            self.least = min(self.least, float((logits[..., module.top_k - 1] - logits[..., module.top_k]).min()))
+
+    def close(self):
+        for h in self.hooks:
+            h.remove()
+
+
+def run(model, prompt, decode):
+    """Prefill of the prompt, then `decode` greedy tokens, each fed alone through the KV cache."""
+    margin, greedy_margin = RouterMargin(model), np.inf
+    tokens = list(prompt)
+    with torch.no_grad():
+        out = model(torch.tensor([tokens]), use_cache=True)
+        rows = [out.logits[0].numpy()]
+        for _ in range(decode):
+            first, second = np.sort(rows[-1][-1])[-1:-3:-1]
+            greedy_margin = min(greedy_margin, float(first - second))
+            tokens.append(int(rows[-1][-1].argmax()))
+            out = model(torch.tensor([tokens[-1:]]), cache=out.cache, use_cache=True)
+            rows.append(out.logits[0].numpy())
+    margin.close()
+    return Result(tokens, np.concatenate(rows), margin.least, greedy_margin)
+
+
+def llama_cpp_logits(path, tokens):
+    from llama_cpp import Llama
+
+    # type_k, type_v 0: a float32 cache, so that what differs is the arithmetic alone.
+    llama = Llama(str(path), n_ctx=512, n_batch=512, n_threads=1, logits_all=True, type_k=0, type_v=0, verbose=False)
+    llama.eval(tokens)
+    logits = np.array(llama.scores[: len(tokens)], np.float32)
+    llama.close()
+    return logits

@@ -1,0 +1,1 @@
+"""Readers and writers shared by the tools: numpy and gguf only."""

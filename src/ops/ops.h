@@ -42,14 +42,15 @@ typedef struct sl_weight {
 
 enum { SL_KV_PAGE_TOKENS = 64 };
 
-typedef enum sl_kv_format { SL_KV_F16, SL_KV_Q8_0 } sl_kv_format;
+/* F16 is the default; F32 that of the exact numeric mode, where half precision would be the largest error. */
+typedef enum sl_kv_format { SL_KV_F16, SL_KV_Q8_0, SL_KV_F32 } sl_kv_format;
 
 /* A block holds 64 tokens of all attention layers of one sequence: [layer][K|V][kv_head][token][head_dim]. A page table
  * lists block numbers; block b lies in slab b / blocks_per_slab at (b % blocks_per_slab) * block_bytes. */
 typedef struct sl_kv_layout {
     sl_kv_format format;
     int32_t layers, kv_heads, head_dim;
-    uint64_t head_bytes;  /* one token of one head: head_dim * 2, or head_dim / 32 * 34 */
+    uint64_t head_bytes;  /* one token of one head: head_dim * 2 or * 4, or head_dim / 32 * 34 */
     uint64_t plane_bytes; /* K or V of one layer: kv_heads * 64 * head_bytes */
     uint64_t block_bytes; /* layers * 2 * plane_bytes, rounded up to 64 */
     int32_t blocks_per_slab;

@@ -1,0 +1,257 @@
+/* Recording: operations are checked for shape when they are recorded, so that running needs no checks but those of the step. */
+#include "ops/program.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+sl_program *sl_program_new(sl_ops *ops, int32_t max_rows, int32_t max_outs, sl_error *err) {
+    if (max_rows < 1 || max_outs < 1 || max_outs > max_rows)
+        return sl_fail_null(err, SL_ERR_ARGUMENT, "program over %d rows with %d outputs", max_rows, max_outs);
+    sl_program *p = calloc(1, sizeof *p);
+    if (!p)
+        return sl_fail_null(err, SL_ERR_MEMORY, "out of memory");
+    p->ops = ops;
+    p->max_rows = max_rows;
+    p->max_outs = max_outs;
+    return p;
+}
+
+void sl_program_free(sl_program *p) {
+    if (!p)
+        return;
+    p->ops->table->discard(p->ops, p);
+    for (size_t i = 0; i < p->owned_count; i++)
+        free(p->owned[i]);
+    free(p->owned);
+    free(p->list);
+    free(p);
+}
+
+bool sl_program_end(sl_program *p, sl_error *err) {
+    if (p->error.code != SL_OK) {
+        if (err)
+            *err = p->error;
+        return false;
+    }
+    return p->ops->table->prepare(p->ops, p, err);
+}
+
+static void record_error(sl_program *p, const char *name, int64_t found, int64_t expected) {
+    if (p->error.code == SL_OK)
+        sl_fail(&p->error, SL_ERR_ARGUMENT, "recording %s: %lld columns or rows, %lld expected", name, (long long)found,
+                (long long)expected);
+}
+
+static void expect(sl_program *p, const char *name, int64_t found, int64_t expected) {
+    if (found != expected)
+        record_error(p, name, found, expected);
+}
+
+/* The next op, or NULL after an error. */
+static op *append(sl_program *p, op_kind kind) {
+    if (p->error.code != SL_OK)
+        return NULL;
+    void *list = p->list;
+    if (!sl_grow(&list, &p->capacity, p->count + 1, sizeof *p->list)) {
+        sl_fail(&p->error, SL_ERR_MEMORY, "out of memory while recording");
+        return NULL;
+    }
+    p->list = list;
+    op *o = &p->list[p->count++];
+    memset(o, 0, sizeof *o);
+    o->kind = kind;
+    return o;
+}
+
+void sl_op_embed(sl_program *p, sl_view dst, const sl_weight *table) {
+    expect(p, "embed", table->matrix.cols, dst.cols);
+    op *o = append(p, OP_EMBED);
+    if (!o)
+        return;
+    o->dst = dst;
+    o->u.embed.table = *table;
+}
+
+void sl_op_rms_norm(sl_program *p, sl_view dst, sl_view src, const sl_weight *weight, float eps) {
+    expect(p, "rms_norm weight", weight->matrix.cols, src.cols);
+    expect(p, "rms_norm", dst.cols, src.cols);
+    op *o = append(p, OP_RMS_NORM);
+    if (!o)
+        return;
+    o->dst = dst;
+    o->src = src;
+    o->u.norm.weight = *weight;
+    o->u.norm.eps = eps;
+}
+
+void sl_op_linear(sl_program *p, sl_view src, const sl_linear *out, int n) {
+    if (n < 1 || n > MAX_LINEAR)
+        record_error(p, "linear outputs", n, MAX_LINEAR);
+    for (int i = 0; i < n; i++) {
+        expect(p, "linear weight", out[i].weight->matrix.cols, src.cols);
+        expect(p, "linear dst", out[i].dst.cols, out[i].weight->matrix.rows);
+        if (out[i].bias)
+            expect(p, "linear bias", out[i].bias->matrix.cols, out[i].dst.cols);
+    }
+    op *o = append(p, OP_LINEAR);
+    if (!o)
+        return;
+    o->src = src;
+    o->u.linear.n = n;
+    for (int i = 0; i < n; i++) {
+        o->u.linear.out[i].dst = out[i].dst;
+        o->u.linear.out[i].weight = *out[i].weight;
+        if (out[i].bias)
+            o->u.linear.out[i].bias = *out[i].bias;
+        o->u.linear.out[i].add = out[i].add;
+    }
+}
+
+void sl_op_gate_up(sl_program *p, sl_view dst, sl_view src, const sl_weight *gate, const sl_weight *up) {
+    expect(p, "gate", gate->matrix.cols, src.cols);
+    expect(p, "up", up->matrix.cols, src.cols);
+    expect(p, "gate rows", gate->matrix.rows, dst.cols);
+    expect(p, "up rows", up->matrix.rows, dst.cols);
+    op *o = append(p, OP_GATE_UP);
+    if (!o)
+        return;
+    o->dst = dst;
+    o->src = src;
+    o->u.gate_up.gate = *gate;
+    o->u.gate_up.up = *up;
+}
+
+/* The program's own copy of the rope frequencies. */
+static const float *own_frequencies(sl_program *p, const sl_rope *rope) {
+    void *list = p->owned;
+    size_t bytes = (size_t)(rope->dims / 2) * sizeof(float);
+    float *copy = malloc(bytes ? bytes : 1);
+    if (!copy || !sl_grow(&list, &p->owned_capacity, p->owned_count + 1, sizeof *p->owned)) {
+        free(copy);
+        sl_fail(&p->error, SL_ERR_MEMORY, "out of memory while recording");
+        return NULL;
+    }
+    p->owned = list;
+    memcpy(copy, rope->inv_freq, bytes);
+    return p->owned[p->owned_count++] = copy;
+}
+
+void sl_op_attention(sl_program *p, sl_view dst, sl_view q, sl_view k, sl_view v, const sl_attention *a) {
+    expect(p, "attention q", q.cols, (int64_t)a->heads * a->head_dim);
+    expect(p, "attention k", k.cols, (int64_t)a->kv_heads * a->head_dim);
+    expect(p, "attention v", v.cols, (int64_t)a->kv_heads * a->head_dim);
+    expect(p, "attention dst", dst.cols, q.cols);
+    if (a->kv_heads < 1 || a->heads % a->kv_heads)
+        record_error(p, "attention heads", a->heads, a->kv_heads);
+    if (a->rope.dims < 0 || a->rope.dims > a->head_dim || a->rope.dims % 2)
+        record_error(p, "attention rope", a->rope.dims, a->head_dim);
+    op *o = append(p, OP_ATTENTION);
+    if (!o)
+        return;
+    o->dst = dst;
+    o->src = q;
+    o->u.attention.k = k;
+    o->u.attention.v = v;
+    o->u.attention.a = *a;
+    o->u.attention.a.rope.inv_freq = own_frequencies(p, &a->rope);
+}
+
+void sl_op_moe(sl_program *p, sl_view residual, sl_view src, const sl_moe *m) {
+    expect(p, "router rows", m->router.matrix.rows, m->experts);
+    expect(p, "router", m->router.matrix.cols, src.cols);
+    expect(p, "expert gate", m->proj[SL_PROJ_GATE].cols, src.cols);
+    expect(p, "expert up", m->proj[SL_PROJ_UP].rows, m->proj[SL_PROJ_GATE].rows);
+    expect(p, "expert down", m->proj[SL_PROJ_DOWN].cols, m->proj[SL_PROJ_GATE].rows);
+    expect(p, "expert down rows", m->proj[SL_PROJ_DOWN].rows, residual.cols);
+    if (m->top_k < 1 || m->top_k > m->experts)
+        record_error(p, "moe top_k", m->top_k, m->experts);
+    op *o = append(p, OP_MOE);
+    if (!o)
+        return;
+    o->dst = residual;
+    o->src = src;
+    o->u.moe = *m;
+}
+
+void sl_op_gather_outs(sl_program *p, sl_view dst, sl_view src) {
+    expect(p, "gather", dst.cols, src.cols);
+    op *o = append(p, OP_GATHER_OUTS);
+    if (!o)
+        return;
+    o->dst = dst;
+    o->src = src;
+}
+
+void sl_op_logits(sl_program *p, sl_view src, const sl_weight *head) {
+    expect(p, "logits", head->matrix.cols, src.cols);
+    op *o = append(p, OP_LOGITS);
+    if (!o)
+        return;
+    o->src = src;
+    o->u.logits.head = *head;
+}
+
+void sl_op_checkpoint(sl_program *p, int32_t layer) {
+    op *o = append(p, OP_CHECKPOINT);
+    if (o)
+        o->u.checkpoint.layer = layer;
+}
+
+/* ---- calls through the implementation's table -------------------------------------------------------------------- */
+
+bool sl_program_run(sl_program *p, sl_step *step, sl_error *err) {
+    if (step->rows < 1 || step->rows > p->max_rows)
+        return sl_fail(err, SL_ERR_ARGUMENT, "step of %d rows, 1 to %d expected", step->rows, p->max_rows);
+    if (step->outs < 0 || step->outs > p->max_outs)
+        return sl_fail(err, SL_ERR_ARGUMENT, "step with %d outputs, at most %d expected", step->outs, p->max_outs);
+    return p->ops->table->run(p->ops, p, step, err);
+}
+
+void sl_ops_free(sl_ops *o) {
+    if (o)
+        o->table->free(o);
+}
+
+const char *sl_ops_isa(const sl_ops *o) { return o->table->isa(o); }
+
+sl_buffer sl_ops_wrap(sl_ops *o, void *base, uint64_t bytes, sl_error *err) {
+    return o->table->wrap(o, base, bytes, err);
+}
+
+void sl_ops_unwrap(sl_ops *o, sl_buffer b) { o->table->unwrap(o, b); }
+
+sl_buffer sl_ops_scratch(sl_ops *o, uint64_t bytes, sl_error *err) { return o->table->scratch(o, bytes, err); }
+
+uint64_t sl_ops_scratch_bytes(const sl_ops *o, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
+                              int32_t heads, int32_t head_dim) {
+    return o->table->scratch_bytes(o, max_rows, hidden, widest, moe, heads, head_dim);
+}
+
+void sl_ops_set_experts(sl_ops *o, const sl_expert_source *source) { o->table->set_experts(o, source); }
+void sl_ops_set_kv(sl_ops *o, const sl_kv_layout *layout) { o->table->set_kv(o, layout); }
+
+bool sl_ops_add_kv_slab(sl_ops *o, void *slab, sl_error *err) { return o->table->add_kv_slab(o, slab, err); }
+
+void sl_ops_times_get(const sl_ops *o, sl_ops_times *out) { o->table->times(o, out); }
+void sl_ops_times_reset(sl_ops *o) { o->table->times_reset(o); }
+
+bool sl_kv_layout_init(sl_kv_layout *l, uint64_t slab_bytes, sl_error *err) {
+    if (l->layers < 1 || l->kv_heads < 1 || l->head_dim < 1)
+        return sl_fail(err, SL_ERR_ARGUMENT, "KV of %d layers, %d heads of %d", l->layers, l->kv_heads, l->head_dim);
+    if (l->format == SL_KV_Q8_0 && l->head_dim % 32)
+        return sl_fail(err, SL_ERR_UNSUPPORTED, "kv-type q8_0: head_dim %d is not a multiple of 32", l->head_dim);
+    l->head_bytes = l->format == SL_KV_Q8_0 ? (uint64_t)l->head_dim / 32 * 34
+                    : l->format == SL_KV_F16 ? (uint64_t)l->head_dim * 2
+                                             : (uint64_t)l->head_dim * 4;
+    uint64_t bytes;
+    if (!sl_mul_u64(l->head_bytes * SL_KV_PAGE_TOKENS, (uint64_t)l->kv_heads, &l->plane_bytes) ||
+        !sl_mul_u64(l->plane_bytes, 2 * (uint64_t)l->layers, &bytes) || bytes > INT64_MAX / 2)
+        return sl_fail(err, SL_ERR_ARGUMENT, "KV of %d layers, %d heads of %d: size overflows", l->layers, l->kv_heads,
+                       l->head_dim);
+    l->block_bytes = sl_round_up(bytes, 64);
+    if (l->block_bytes > slab_bytes)
+        return sl_fail(err, SL_ERR_ARGUMENT, "a KV block of %llu bytes does not fit a slab of %llu",
+                       (unsigned long long)l->block_bytes, (unsigned long long)slab_bytes);
+    l->blocks_per_slab = (int32_t)(slab_bytes / l->block_bytes);
+    return true;
+}

@@ -39,7 +39,7 @@ def load(path, config, held):
 def from_weights(config, held):
     options = {k: v for k, v in config.items() if k not in ("model_type", "torch_dtype", "dtype")}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **options), **EAGER)
-    state = {n: torch.from_numpy(np.ascontiguousarray(w)) for n, w in hf_io.fused_experts(held).items()}
+    state = {n: torch.from_numpy(np.array(w)) for n, w in hf_io.fused_experts(held).items()}
     if config["tie_word_embeddings"]:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state, strict=True)

@@ -130,6 +130,33 @@ def add_metadata(writer, config, name, file_type):
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
 
 
+def field(reader, key, default=None):
+    return reader.fields[key].contents() if key in reader.fields else default
+
+
+def read_config(reader):
+    """config.json of a llama GGUF."""
+    arch = field(reader, "general.architecture")
+    heads, hidden = field(reader, f"{arch}.attention.head_count"), field(reader, f"{arch}.embedding_length")
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": arch,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": field(reader, f"{arch}.feed_forward_length"),
+        "num_hidden_layers": field(reader, f"{arch}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": field(reader, f"{arch}.attention.head_count_kv", heads),
+        "max_position_embeddings": field(reader, f"{arch}.context_length"),
+        "rms_norm_eps": round(field(reader, f"{arch}.attention.layer_norm_rms_epsilon"), 10),
+        "rope_theta": field(reader, f"{arch}.rope.freq_base", 10000.0),
+        "tie_word_embeddings": all(t.name != "output.weight" for t in reader.tensors),
+        "vocab_size": len(field(reader, "tokenizer.ggml.tokens")),
+        "bos_token_id": field(reader, "tokenizer.ggml.bos_token_id"),
+        "eos_token_id": field(reader, "tokenizer.ggml.eos_token_id"),
+    }
+
+
 def add_bpe_tokenizer(writer, tokenizer, pre, bos, eos, template=None):
     """From a parsed byte-level BPE tokenizer.json."""
     vocab = dict(tokenizer["model"]["vocab"])

@@ -1,0 +1,315 @@
+/* The kernels of cpu_ops.h, included by one file per instruction set with CPU_OPS_NAME and CPU_OPS_TABLE defined.
+ *
+ * Orders of addition, the same everywhere: sums over a vector go into 16 lanes by index mod 16 and then v16_sum;
+ * attention scores per key alike; softmax over the keys of a page in 16 lanes by token mod 16; values are added in
+ * ascending token order; pages of one 512-token split online in ascending order, splits merged in ascending order. So a
+ * row's result depends on nothing but its own sequence. */
+#include "cpu/cpu_ops.h"
+#include "cpu/cpu_vec.h"
+
+#include <math.h>
+
+static v16 load_upto(const float *p, int64_t n) {
+    return n >= 16 ? v16_load(p) : v16_load_part(p, (int)n);
+}
+
+static float sum_of_squares(const float *x, int32_t n) {
+    v16 acc = v16_set(0);
+    for (int32_t i = 0; i < n; i += 16) {
+        v16 v = load_upto(x + i, n - i);
+        acc = acc + v * v;
+    }
+    return v16_sum(acc);
+}
+
+static void rms_norm(float *dst, const float *src, const float *weight, int32_t n, float eps) {
+    float inv = 1.0f / sqrtf(sum_of_squares(src, n) / (float)n + eps);
+    for (int32_t i = 0; i < n; i++)
+        dst[i] = src[i] * inv * weight[i];
+}
+
+static void rope(float *x, int32_t dims, bool interleaved, const float *cos, const float *sin) {
+    int32_t half = dims / 2;
+    int32_t step = interleaved ? 2 : 1, far = interleaved ? 1 : half;
+    for (int32_t i = 0; i < half; i++) {
+        float a = x[i * step], b = x[i * step + far];
+        x[i * step] = a * cos[i] - b * sin[i];
+        x[i * step + far] = b * cos[i] + a * sin[i];
+    }
+}
+
+static void add(float *dst, const float *src, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = dst[i] + src[i];
+}
+
+static void axpy(float *dst, const float *src, float w, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = dst[i] + src[i] * w;
+}
+
+/* ---- KV pages ------------------------------------------------------------------------------------------------------
+ */
+
+static void store_q8(uint8_t *dst, const float *x) {
+    float amax = 0;
+    for (int i = 0; i < 32; i++)
+        amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
+    float d = amax / 127.0f, id = d > 0 ? 1.0f / d : 0.0f;
+    uint16_t h = sl_f32_to_f16(d);
+    memcpy(dst, &h, 2);
+    for (int i = 0; i < 32; i++)
+        dst[2 + i] = (uint8_t)(int8_t)lrintf(x[i] * id);
+}
+
+static void kv_store(uint8_t *dst, const float *x, int32_t head_dim, cpu_kv_type type) {
+    if (type == CPU_KV_F32) {
+        memcpy(dst, x, (size_t)head_dim * 4);
+        return;
+    }
+    if (type == CPU_KV_Q8_0) {
+        for (int32_t i = 0; i < head_dim; i += 32)
+            store_q8(dst + i / 32 * 34, x + i);
+        return;
+    }
+    for (int32_t i = 0; i < head_dim; i++) {
+        uint16_t h = sl_f32_to_f16(x[i]);
+        memcpy(dst + 2 * i, &h, 2);
+    }
+}
+
+static void expand_q8(float *out, const uint8_t *p, int32_t head_dim) {
+    for (int32_t b = 0; b < head_dim / 32; b++, p += 34, out += 32) {
+        uint16_t h;
+        memcpy(&h, p, 2);
+        float d = sl_f16_to_f32(h);
+        for (int i = 0; i < 32; i++)
+            out[i] = d * (float)(int8_t)p[2 + i];
+    }
+}
+
+static void expand_f16(float *out, const uint8_t *p, int32_t head_dim) {
+    int32_t i = 0;
+    for (; i + 16 <= head_dim; i += 16)
+        v16_store(out + i, v16_load_f16(p + 2 * i));
+    for (; i < head_dim; i++) {
+        uint16_t h;
+        memcpy(&h, p + 2 * i, 2);
+        out[i] = sl_f16_to_f32(h);
+    }
+}
+
+/* The first n tokens of a page plane as floats [n][head_dim]; f32 pages are used as they are. */
+static const float *expand_page(float *out, const uint8_t *plane, int32_t n, const cpu_attention *a) {
+    if (a->type == CPU_KV_F32)
+        return (const float *)(const void *)plane;
+    for (int32_t t = 0; t < n; t++) {
+        const uint8_t *p = plane + (uint64_t)t * a->head_bytes;
+        if (a->type == CPU_KV_Q8_0)
+            expand_q8(out + (int64_t)t * a->head_dim, p, a->head_dim);
+        else
+            expand_f16(out + (int64_t)t * a->head_dim, p, a->head_dim);
+    }
+    return out;
+}
+
+/* ---- attention -----------------------------------------------------------------------------------------------------
+ */
+
+/* Running softmax of one query: maximum, sum of exponentials, weighted sum of values. */
+typedef struct partial {
+    float max, sum;
+    float *acc;
+} partial;
+
+static float dot(const float *a, const float *b, int32_t n) {
+    v16 acc = v16_set(0);
+    int32_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        acc = acc + v16_load(a + i) * v16_load(b + i);
+    if (i < n)
+        acc = acc + v16_load_part(a + i, n - i) * v16_load_part(b + i, n - i);
+    return v16_sum(acc);
+}
+
+/* acc = acc * keep + sum over tokens of p[t] * v[t], tokens ascending. Blocks of 16 or 64 dimensions stay in registers
+ * over the tokens. */
+static void accumulate_values(float *acc, const float *p, const float *v, int32_t tokens, int32_t dim, float keep) {
+    int32_t i = 0;
+    for (; i + 64 <= dim; i += 64) {
+        v16 k = v16_set(keep);
+        v16 a0 = v16_load(acc + i) * k, a1 = v16_load(acc + i + 16) * k;
+        v16 a2 = v16_load(acc + i + 32) * k, a3 = v16_load(acc + i + 48) * k;
+        for (int32_t t = 0; t < tokens; t++) {
+            const float *row = v + (int64_t)t * dim + i;
+            v16 w = v16_set(p[t]);
+            a0 = a0 + w * v16_load(row);
+            a1 = a1 + w * v16_load(row + 16);
+            a2 = a2 + w * v16_load(row + 32);
+            a3 = a3 + w * v16_load(row + 48);
+        }
+        v16_store(acc + i, a0);
+        v16_store(acc + i + 16, a1);
+        v16_store(acc + i + 32, a2);
+        v16_store(acc + i + 48, a3);
+    }
+    for (; i < dim; i++) {
+        float a = acc[i] * keep;
+        for (int32_t t = 0; t < tokens; t++)
+            a = a + p[t] * v[(int64_t)t * dim + i];
+        acc[i] = a;
+    }
+}
+
+static float exp_one(float x) {
+    return v16_exp(v16_set(x))[0];
+}
+
+/* s[0..n) -> exp(s - max); returns the sum in 16 lanes. Entries beyond n up to a multiple of 16 are overwritten with 0.
+ */
+static float exponentials(float *s, int32_t n, float max) {
+    v16 acc = v16_set(0);
+    for (int32_t i = 0; i < n; i += 16) {
+        v16 e = v16_exp(load_upto(s + i, n - i) - v16_set(max));
+        if (n - i < 16) {
+            v16i lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+            v16i limit = (v16i){0} + (n - i);
+            e = v16_select(lane < limit, e, v16_set(0));
+            float tail[16];
+            v16_store(tail, e);
+            memcpy(s + i, tail, (size_t)(n - i) * sizeof *s);
+        } else
+            v16_store(s + i, e);
+        acc = acc + e;
+    }
+    return v16_sum(acc);
+}
+
+static float maximum(const float *x, int32_t n) {
+    float m = x[0];
+    for (int32_t i = 1; i < n; i++)
+        m = x[i] > m ? x[i] : m;
+    return m;
+}
+
+static void add_page(partial *st, const float *q, const float *k, const float *v, int32_t tokens,
+                     const cpu_attention *a, float *s) {
+    for (int32_t t = 0; t < tokens; t++)
+        s[t] = dot(q, k + (int64_t)t * a->head_dim, a->head_dim) * a->scale;
+    float m = maximum(s, tokens);
+    float max = st->sum > 0 && st->max > m ? st->max : m;
+    float keep = st->sum > 0 ? exp_one(st->max - max) : 0.0f;
+    float sum = exponentials(s, tokens, max);
+    accumulate_values(st->acc, s, v, tokens, a->head_dim, keep);
+    st->sum = st->sum * keep + sum;
+    st->max = max;
+}
+
+/* total <- total + part; part is emptied. */
+static void merge(partial *total, partial *part, int32_t dim) {
+    if (part->sum > 0) {
+        float max = total->sum > 0 && total->max > part->max ? total->max : part->max;
+        float kt = total->sum > 0 ? exp_one(total->max - max) : 0.0f, kp = exp_one(part->max - max);
+        for (int32_t i = 0; i < dim; i++)
+            total->acc[i] = total->acc[i] * kt + part->acc[i] * kp;
+        total->sum = total->sum * kt + part->sum * kp;
+        total->max = max;
+    }
+    part->sum = 0;
+    memset(part->acc, 0, (size_t)dim * sizeof *part->acc);
+}
+
+/* Scratch: K tile, V tile, scores, then per query {total, part} accumulators and their max and sum. */
+typedef struct scratch_map {
+    float *k, *v, *s, *acc, *state;
+} scratch_map;
+
+static scratch_map map_scratch(const cpu_attention *a) {
+    scratch_map m;
+    int64_t tile = (int64_t)CPU_KV_PAGE * a->head_dim, queries = (int64_t)a->rows * a->group;
+    m.k = a->scratch;
+    m.v = m.k + tile;
+    m.s = m.v + tile;
+    m.acc = m.s + 2 * CPU_KV_PAGE;
+    m.state = m.acc + queries * 2 * a->head_dim;
+    memset(m.acc, 0, (size_t)(queries * (2 * a->head_dim + 16)) * sizeof(float));
+    return m;
+}
+
+static partial load_partial(const scratch_map *m, const cpu_attention *a, int64_t query, int which) {
+    float *s = m->state + query * 16 + which * 2;
+    return (partial){s[0], s[1], m->acc + (query * 2 + which) * a->head_dim};
+}
+
+static void save_partial(const scratch_map *m, int64_t query, int which, const partial *p) {
+    float *s = m->state + query * 16 + which * 2;
+    s[0] = p->max;
+    s[1] = p->sum;
+}
+
+static void attend_page(const cpu_attention *a, const scratch_map *m, int32_t page) {
+    const uint8_t *kp, *vp;
+    int32_t first = page * CPU_KV_PAGE;
+    int32_t filled = (int32_t)sl_min_i64(CPU_KV_PAGE, a->position + a->rows - first);
+    a->page(a->ctx, page, &kp, &vp);
+    const float *k = expand_page(m->k, kp, filled, a), *v = expand_page(m->v, vp, filled, a);
+    for (int32_t r = 0; r < a->rows; r++) {
+        int32_t tokens = (int32_t)sl_min_i64(CPU_KV_PAGE, a->position + r + 1 - first);
+        for (int32_t g = 0; tokens > 0 && g < a->group; g++) {
+            int64_t query = (int64_t)r * a->group + g;
+            partial part = load_partial(m, a, query, 1);
+            add_page(&part, a->q + r * a->q_stride + (int64_t)g * a->head_dim, k, v, tokens, a, m->s);
+            save_partial(m, query, 1, &part);
+        }
+    }
+}
+
+static void merge_split(const cpu_attention *a, const scratch_map *m) {
+    for (int64_t query = 0; query < (int64_t)a->rows * a->group; query++) {
+        partial total = load_partial(m, a, query, 0), part = load_partial(m, a, query, 1);
+        merge(&total, &part, a->head_dim);
+        save_partial(m, query, 0, &total);
+        save_partial(m, query, 1, &part);
+    }
+}
+
+static void attention(const cpu_attention *a) {
+    scratch_map m = map_scratch(a);
+    int32_t last = (a->position + a->rows - 1) / CPU_KV_PAGE;
+    for (int32_t page = 0; page <= last; page++) {
+        attend_page(a, &m, page);
+        if (page == last || (page + 1) % (CPU_KV_SPLIT / CPU_KV_PAGE) == 0)
+            merge_split(a, &m);
+    }
+    for (int32_t r = 0; r < a->rows; r++)
+        for (int32_t g = 0; g < a->group; g++) {
+            partial total = load_partial(&m, a, (int64_t)r * a->group + g, 0);
+            float inv = 1.0f / total.sum;
+            float *dst = a->dst + r * a->dst_stride + (int64_t)g * a->head_dim;
+            for (int32_t i = 0; i < a->head_dim; i++)
+                dst[i] = total.acc[i] * inv;
+        }
+}
+
+static float softmax_numerators(float *x, int32_t n) {
+    return exponentials(x, n, maximum(x, n));
+}
+
+static bool all_finite(const float *x, int64_t n) {
+    v16i bad = {0};
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        v16 v = v16_load(x + i);
+        v16 z = v - v; /* NaN for infinities and NaN */
+        bad |= z != z;
+    }
+    for (; i < n; i++)
+        bad[0] |= x[i] - x[i] != 0;
+    for (int j = 0; j < 16; j++)
+        if (bad[j])
+            return false;
+    return true;
+}
+
+const cpu_ops CPU_OPS_TABLE = {CPU_OPS_NAME, rms_norm,           rope,      add, axpy, kv_store,
+                               attention,    softmax_numerators, all_finite};

@@ -1,0 +1,119 @@
+/* A vector of 16 floats for kernels written once: the compiler lowers it to the instruction set of the file that
+ * includes this. Only separate multiplies and adds (no fma): the bits are the same on every set. */
+#ifndef SL_CPU_VEC_H
+#define SL_CPU_VEC_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#include "quant/quant.h"
+
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+typedef float v16 __attribute__((vector_size(64)));
+typedef int32_t v16i __attribute__((vector_size(64)));
+typedef float v8 __attribute__((vector_size(32)));
+typedef float v4 __attribute__((vector_size(16)));
+
+#define V_INLINE static inline __attribute__((always_inline, unused))
+
+V_INLINE v16 v16_load(const float *p) {
+    v16 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+V_INLINE void v16_store(float *p, v16 v) {
+    memcpy(p, &v, sizeof v);
+}
+
+V_INLINE v16 v16_set(float x) {
+    return (v16){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+}
+
+/* The first n (0..15) floats of p, zeros behind. */
+V_INLINE v16 v16_load_part(const float *p, int n) {
+    v16 v = {0};
+    memcpy(&v, p, (size_t)n * sizeof *p);
+    return v;
+}
+
+/* Sum of lanes: 16 -> 8 -> 4 -> 2 -> 1, upper half added to lower. */
+V_INLINE float v16_sum(v16 v) {
+    v8 lo, hi;
+    memcpy(&lo, &v, sizeof lo);
+    memcpy(&hi, (const char *)&v + sizeof lo, sizeof hi);
+    v8 a = lo + hi;
+    v4 l4, h4;
+    memcpy(&l4, &a, sizeof l4);
+    memcpy(&h4, (const char *)&a + sizeof l4, sizeof h4);
+    v4 b = l4 + h4;
+    return (b[0] + b[2]) + (b[1] + b[3]);
+}
+
+V_INLINE v16 v16_select(v16i mask, v16 a, v16 b) {
+    return (v16)(((v16i)a & mask) | ((v16i)b & ~mask));
+}
+V_INLINE v16 v16_max(v16 a, v16 b) {
+    return v16_select(a > b, a, b);
+}
+V_INLINE v16 v16_min(v16 a, v16 b) {
+    return v16_select(a < b, a, b);
+}
+
+V_INLINE float v16_max_lane(v16 v) {
+    float m = v[0];
+    for (int i = 1; i < 16; i++)
+        m = v[i] > m ? v[i] : m;
+    return m;
+}
+
+/* 16 half floats, exact. */
+V_INLINE v16 v16_load_f16(const uint8_t *p) {
+#if defined(__AVX512F__)
+    return (v16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__F16C__)
+    v16 v;
+    __m256 lo = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+    __m256 hi = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 16)));
+    memcpy(&v, &lo, sizeof lo);
+    memcpy((char *)&v + sizeof lo, &hi, sizeof hi);
+    return v;
+#else
+    uint16_t h[16];
+    v16 v;
+    memcpy(h, p, sizeof h);
+    for (int i = 0; i < 16; i++)
+        v[i] = sl_f16_to_f32(h[i]);
+    return v;
+#endif
+}
+
+/* exp(x) for x <= 88, to about 2 ulp; 0 below -87 (no denormals). Range reduction by the magic-number trick, then a
+ * degree-6 polynomial. */
+V_INLINE v16 v16_exp(v16 x) {
+    const v16 magic = v16_set(12582912.0f);
+    v16i under = x < v16_set(-87.0f);
+    v16 c = v16_min(v16_max(x, v16_set(-87.0f)), v16_set(88.0f));
+    v16 t = c * v16_set(1.44269504f) + magic;
+    v16 n = t - magic;
+    v16 r = (c - n * v16_set(0.693359375f)) - n * v16_set(-2.12194440e-4f);
+    v16 p = v16_set(1.0f / 720);
+    p = p * r + v16_set(1.0f / 120);
+    p = p * r + v16_set(1.0f / 24);
+    p = p * r + v16_set(1.0f / 6);
+    p = p * r + v16_set(0.5f);
+    p = p * r + v16_set(1.0f);
+    p = p * r + v16_set(1.0f);
+    v16i e = ((v16i)t - (v16i)magic + 127) << 23;
+    v16 y = p * (v16)e;
+    return v16_select(under, v16_set(0.0f), y);
+}
+
+#endif

@@ -1,0 +1,38 @@
+/* cpu_math: activation functions shared by the matmul kernels and the other operations, on the 16-wide vectors of
+ * cpu_vec.h, so that their bits are the same on every instruction set. May include: cpu_vec.h. */
+#ifndef SL_CPU_MATH_H
+#define SL_CPU_MATH_H
+
+#include "cpu/cpu_vec.h"
+
+/* x / (1 + exp(-x)) */
+V_INLINE v16 v16_silu(v16 x) {
+    return x / (v16_set(1.0f) + v16_exp(-x));
+}
+
+/* 1 / (1 + exp(-x)) */
+V_INLINE v16 v16_sigmoid(v16 x) {
+    return v16_set(1.0f) / (v16_set(1.0f) + v16_exp(-x));
+}
+
+V_INLINE float cpu_silu(float x) {
+    return v16_silu(v16_set(x))[0];
+}
+
+V_INLINE float cpu_sigmoid(float x) {
+    return v16_sigmoid(v16_set(x))[0];
+}
+
+/* h[i] = silu(gate[i]) * up[i]; h may be gate or up. */
+V_INLINE void v16_silu_mul(float *h, const float *gate, const float *up, int64_t n) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        v16_store(h + i, v16_silu(v16_load(gate + i)) * v16_load(up + i));
+    }
+    if (i < n) {
+        v16 part = v16_silu(v16_load_part(gate + i, (int)(n - i))) * v16_load_part(up + i, (int)(n - i));
+        memcpy(h + i, &part, (size_t)(n - i) * sizeof *h);
+    }
+}
+
+#endif

@@ -21,10 +21,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from lib import gguf_io, hf_io, smollm2, tokenizers_io  # noqa: E402
-
-SHARED = 32  # neurons of the zero shared expert
-SHARED_GATE = 2.0**-6  # its gate's weights; not zero, because llama.cpp computes sigmoid(x) as silu(x) / x
+from lib import gguf_io, hf_io, moe, smollm2, tokenizers_io  # noqa: E402
 
 # Formats that can be split: the f16 fields of a block that scale its values. Blocks of 256 (K-quants) are wider than an expert's share.
 SCALES = {Type.Q4_0: [0], Type.Q4_1: [0, 1], Type.Q5_0: [0], Type.Q5_1: [0, 1], Type.Q8_0: [0]}
@@ -60,8 +57,7 @@ def split_columns(data, experts):
 
 
 def check(config, tensors, experts):
-    if experts < 1 or experts & (experts - 1):
-        raise SystemExit(f"--experts {experts}: 1/N and N are exact only for powers of two")
+    moe.check_experts(experts)
     for name, (kind, _) in tensors.items():
         if ".ffn_down." not in name:
             continue
@@ -89,33 +85,16 @@ def split(config, tensors, experts):
             out[name] = kind, gguf_io.unrope_rows(data, config["num_key_value_heads"])
         elif ".ffn_gate." in name or ".ffn_up." in name:
             out[name.replace(".weight", "_exps.weight")] = kind, split_rows(data, experts)
-            out[name.replace(".weight", "_shexp.weight")] = kind, zeros(kind, SHARED, hidden)
+            out[name.replace(".weight", "_shexp.weight")] = kind, zeros(kind, moe.SHARED, hidden)
         elif ".ffn_down." in name:
             out[name.replace(".weight", "_exps.weight")] = kind, split_columns(scale_rows(data, kind, experts, name), experts)
-            out[name.replace(".weight", "_shexp.weight")] = kind, zeros(kind, hidden, SHARED)
+            out[name.replace(".weight", "_shexp.weight")] = kind, zeros(kind, hidden, moe.SHARED)
         else:
             out[name] = kind, data
         if name.endswith(".ffn_norm.weight"):
             out[name.replace("ffn_norm", "ffn_gate_inp")] = Type.F32, zeros(Type.F32, experts, hidden)
-            out[name.replace("ffn_norm", "ffn_gate_inp_shexp")] = Type.F32, np.full(hidden, SHARED_GATE, np.float32).view(np.uint8)
+            out[name.replace("ffn_norm", "ffn_gate_inp_shexp")] = Type.F32, np.full(hidden, moe.SHARED_GATE, np.float32).view(np.uint8)
     return out
-
-
-def moe_config(config, experts):
-    return {
-        **config,
-        "architectures": ["Qwen2MoeForCausalLM"],
-        "model_type": "qwen2_moe",
-        "num_experts": experts,
-        "num_experts_per_tok": experts,
-        "moe_intermediate_size": config["intermediate_size"] // experts,
-        "shared_expert_intermediate_size": SHARED,
-        "norm_topk_prob": False,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "qkv_bias": False,
-        "use_sliding_window": False,
-    }
 
 
 def copy_metadata(reader, writer):
@@ -177,13 +156,13 @@ def main():
     tensors = read_tensors(reader)
     if args.untie and "output.weight" not in tensors:
         tensors["output.weight"] = tensors["token_embd.weight"]
-    config = moe_config(dense, args.experts)
+    config = moe.moe_config(dense, args.experts)
     config["tie_word_embeddings"] = "output.weight" not in tensors
-    moe = split(dense, tensors, args.experts)
+    parts = split(dense, tensors, args.experts)
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    write_gguf(args.output, reader, config, moe)
+    write_gguf(args.output, reader, config, parts)
     if args.hf:
-        write_hf(args.hf, reader, config, moe)
+        write_hf(args.hf, reader, config, parts)
 
 
 if __name__ == "__main__":

@@ -466,22 +466,17 @@ static bool take_version(cursor *c, sl_gguf *g) {
     return true;
 }
 
+static bool check_count(const cursor *c, uint64_t offset, const char *what, uint64_t count, uint64_t least) {
+    uint64_t most = (c->file_size - FIXED_HEADER) / least;
+    return count <= most || sl_fail(c->err, SL_ERR_FORMAT,
+                                    "%s: offset %" PRIu64 ": %" PRIu64 " %s, but the file ends at %" PRIu64
+                                    " and can hold at most %" PRIu64 " (truncated?)",
+                                    c->path, offset, count, what, c->file_size, most);
+}
+
 static bool take_counts(cursor *c, uint64_t *tensors, uint64_t *keys) {
-    if (!take_u64(c, "number of tensors", tensors) || !take_u64(c, "number of keys", keys)) {
-        return false;
-    }
-    uint64_t room = c->file_size - FIXED_HEADER;
-    if (*tensors > room / LEAST_TENSOR) {
-        return sl_fail(c->err, SL_ERR_FORMAT,
-                       "%s: offset 8: %" PRIu64 " tensors, but %" PRIu64 " bytes hold at most %" PRIu64, c->path,
-                       *tensors, c->file_size, room / LEAST_TENSOR);
-    }
-    if (*keys > room / LEAST_KEY) {
-        return sl_fail(c->err, SL_ERR_FORMAT,
-                       "%s: offset 16: %" PRIu64 " keys, but %" PRIu64 " bytes hold at most %" PRIu64, c->path, *keys,
-                       c->file_size, room / LEAST_KEY);
-    }
-    return true;
+    return take_u64(c, "number of tensors", tensors) && take_u64(c, "number of keys", keys) &&
+           check_count(c, 8, "tensors", *tensors, LEAST_TENSOR) && check_count(c, 16, "keys", *keys, LEAST_KEY);
 }
 
 static bool parse(cursor *c, sl_gguf *g) {

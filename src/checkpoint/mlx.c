@@ -98,6 +98,16 @@ static bool check_mode(const module *m, sl_error *err) {
     return fail_field(m, "mode", err, SL_ERR_UNSUPPORTED, found);
 }
 
+static bool find_format(module *m) {
+    for (size_t i = 0; i < SL_COUNT(affine); i++) {
+        if (affine[i].bits == m->bits) {
+            m->format = affine[i].format;
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool find_params(module *m, sl_error *err) {
     if (json_is_true(m->own)) { /* "quantise it like the rest" */
         m->own = NULL;
@@ -111,15 +121,16 @@ static bool find_params(module *m, sl_error *err) {
         !get_param(m, "group_size", m->own ? DEFAULT_GROUP : 0, &m->group, err)) {
         return false;
     }
-    for (size_t i = 0; i < SL_COUNT(affine); i++) {
-        if (affine[i].bits == m->bits) {
-            m->format = affine[i].format;
-            return true;
-        }
-    }
     char found[80];
-    snprintf(found, sizeof found, "%" PRId64 ", expected 4 or 8", m->bits);
-    return fail_field(m, "bits", err, SL_ERR_UNSUPPORTED, found);
+    if (!find_format(m)) {
+        snprintf(found, sizeof found, "%" PRId64 ", expected 4 or 8", m->bits);
+        return fail_field(m, "bits", err, SL_ERR_UNSUPPORTED, found);
+    }
+    if (m->group != 32 && m->group != 64 && m->group != 128) {
+        snprintf(found, sizeof found, "%" PRId64 ", expected 32, 64 or 128", m->group);
+        return fail_field(m, "group_size", err, SL_ERR_UNSUPPORTED, found);
+    }
+    return true;
 }
 
 /* ---- three parts ----------------------------------------------------------------------------------------------------

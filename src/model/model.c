@@ -1,0 +1,103 @@
+/* A model's life: open (names and shapes), load (bytes), forward. */
+#include "model/model_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+sl_model *sl_model_open(const sl_ckpt *c, sl_error *err) {
+    sl_model *m = calloc(1, sizeof *m);
+    if (!m)
+        return sl_fail_null(err, SL_ERR_MEMORY, "out of memory");
+    m->ckpt = c;
+    if (!model_read_config(m, err) || !model_resolve(m, err)) {
+        sl_model_free(m);
+        return NULL;
+    }
+    return m;
+}
+
+void sl_model_free(sl_model *m) {
+    if (!m)
+        return;
+    sl_program_free(m->program);
+    if (m->ops && m->weights_buffer)
+        sl_ops_unwrap(m->ops, m->weights_buffer);
+    if (m->mem)
+        sl_mem_span_free(m->mem, m->weights);
+    for (int32_t i = 0; m->experts && i < m->config.layers; i++)
+        free((void *)m->experts[i].extent);
+    free(m->experts);
+    free(m->layers);
+    free(m->dense);
+    free(m->used);
+    free(m->inv_freq);
+    free(m);
+}
+
+const sl_model_config *sl_model_config_get(const sl_model *m) {
+    return &m->config;
+}
+
+bool sl_model_set_top_k(sl_model *m, int32_t top_k, sl_error *err) {
+    if (top_k == 0)
+        return true;
+    if (m->config.moe_layers == 0)
+        return sl_fail(err, SL_ERR_ARGUMENT, "experts per token: architecture %s has no routed experts", m->arch->name);
+    if (top_k < 1 || top_k > m->config.experts)
+        return sl_fail(err, SL_ERR_ARGUMENT, "experts per token: %d, 1 to %d expected", top_k, m->config.experts);
+    m->config.top_k = top_k;
+    return true;
+}
+
+uint64_t sl_model_resident_bytes(const sl_model *m) {
+    return m->resident_bytes;
+}
+uint64_t sl_model_expert_bytes(const sl_model *m) {
+    return m->expert_bytes;
+}
+const char *sl_model_formats(const sl_model *m) {
+    return m->formats;
+}
+
+const sl_model_experts *sl_model_expert_layers(const sl_model *m, int32_t *count) {
+    *count = m->config.moe_layers;
+    return m->experts;
+}
+
+bool sl_model_kv_layout(const sl_model *m, sl_kv_format format, sl_kv_layout *out, sl_error *err) {
+    const sl_model_config *c = &m->config;
+    *out = (sl_kv_layout){.format = format, .layers = c->layers, .kv_heads = c->kv_heads, .head_dim = c->head_dim};
+    if (format == SL_KV_Q8_0 && c->head_dim % 32)
+        return sl_fail(err, SL_ERR_UNSUPPORTED, "kv-type q8_0: head_dim %d is not a multiple of 32", c->head_dim);
+    return true;
+}
+
+/* Logits that are not numbers would be sampled into fluent garbage. The row and what to suspect are named. */
+static bool check_logits(const sl_model *m, const sl_step *step, sl_error *err) {
+    for (int32_t i = 0; i < step->outs; i++) {
+        const float *l = step->logits + (int64_t)i * m->config.vocab;
+        float sum = 0;
+        if (step->row_failed && step->row_failed[step->out_rows[i]])
+            continue;
+        for (int32_t t = 0; t < m->config.vocab; t++)
+            sum += l[t] - l[t]; /* NaN as soon as one is NaN or infinite */
+        if (sum != 0)
+            return sl_fail(err, SL_ERR_NUMERIC,
+                           "%s: logits of token %d at position %d are not finite: damaged weights?",
+                           sl_ckpt_path(m->ckpt), step->token[step->out_rows[i]], step->position[step->out_rows[i]]);
+    }
+    return true;
+}
+
+static bool check_tokens(const sl_model *m, const sl_step *step, sl_error *err) {
+    for (int32_t i = 0; i < step->rows; i++)
+        if (step->token[i] < 0 || step->token[i] >= m->config.vocab)
+            return sl_fail(err, SL_ERR_ARGUMENT, "token %d of row %d: vocabulary has ids 0 to %d", step->token[i], i,
+                           m->config.vocab - 1);
+    return true;
+}
+
+bool sl_model_forward(sl_model *m, sl_step *step, sl_error *err) {
+    return check_tokens(m, step, err) && sl_program_run(m->program, step, err) && check_logits(m, step, err);
+}

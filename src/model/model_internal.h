@@ -1,0 +1,67 @@
+/* Private to model: the opened model. */
+#ifndef SL_MODEL_INTERNAL_H
+#define SL_MODEL_INTERNAL_H
+
+#include "model/arch.h"
+
+/* Rotation as the checkpoint asks for it. */
+typedef struct rope_config {
+    enum { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } type;
+    double factor;
+    double low_freq_factor, high_freq_factor; /* llama3 */
+    double original_context;                  /* llama3, yarn */
+    double beta_fast, beta_slow;              /* yarn */
+    double attention_factor;                  /* yarn; 0: 0.1 ln(factor) + 1 */
+} rope_config;
+
+/* A resident weight: where it is in the file and where it lies in memory. */
+typedef struct resident {
+    const sl_tensor *tensor; /* NULL: absent */
+    sl_weight weight;        /* offsets are set by layout, buffer by load */
+    bool vector;             /* becomes f32 [1][n] */
+} resident;
+
+typedef struct model_layer {
+    resident r[ROLE_COUNT]; /* those of a layer */
+    bool moe;
+    int32_t moe_index;
+    sl_matrix proj[SL_PROJ_COUNT]; /* layout of an expert */
+} model_layer;
+
+struct sl_model {
+    const sl_ckpt *ckpt;
+    const arch *arch;
+    sl_model_config config;
+    rope_config rope;
+    bool dense_layer_listed; /* config names dense layers */
+    uint8_t *dense;          /* [layers]: not MoE by configuration */
+    resident global[ROLE_LAYER_FIRST];
+    model_layer *layers;
+    sl_model_experts *experts; /* [moe_layers] */
+    uint8_t *used;             /* [tensors of the checkpoint] */
+    uint64_t resident_bytes, expert_bytes;
+    char formats[256];
+    float *inv_freq;
+    float rope_scale;
+    /* after load */
+    sl_mem *mem;
+    sl_ops *ops;
+    void *weights;
+    sl_buffer weights_buffer, scratch;
+    sl_program *program;
+};
+
+/* config.c: fills config, rope, dense from config.json or metadata. */
+bool model_read_config(sl_model *m, sl_error *err);
+/* resolve.c: finds every tensor, checks shapes, lays out resident weights, lists expert extents. */
+bool model_resolve(sl_model *m, sl_error *err);
+/* resolve_experts.c */
+bool model_resolve_experts(sl_model *m, int32_t layer, sl_error *err);
+void model_mark_used(sl_model *m, const sl_tensor *t);
+/* rope.c: fills inv_freq and rope_scale. factors: per-dimension divisors (GGUF rope_freqs) or NULL. */
+bool model_rope_frequencies(sl_model *m, const float *factors, sl_error *err);
+/* record.c: the forward pass. */
+bool model_record(sl_model *m, int32_t max_rows, int32_t max_outs, sl_error *err);
+uint64_t model_view_bytes(const sl_model *m, int32_t max_rows, int32_t max_outs);
+
+#endif

@@ -1,0 +1,129 @@
+/* Where the routed experts' bytes are: extents out of whichever naming the checkpoint uses. */
+#include "model/model_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static const char *const proj_names[SL_PROJ_COUNT] = {"gate", "up", "down"};
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+static void expert_name(const expert_naming *n, int proj, int32_t layer, int32_t expert, char out[NAME_MAX_BYTES]) {
+    snprintf(out, NAME_MAX_BYTES, n->name[proj], (int)layer, (int)expert);
+}
+#pragma GCC diagnostic pop
+
+/* The naming whose gate tensor this layer has. */
+static const expert_naming *find_naming(const sl_model *m, int32_t layer) {
+    char name[NAME_MAX_BYTES];
+    for (int i = 0; i < expert_naming_count; i++) {
+        const expert_naming *n = &expert_namings[i];
+        expert_name(n, SL_PROJ_GATE, layer, 0, name);
+        if (n->kind == sl_ckpt_get_kind(m->ckpt) && sl_ckpt_find(m->ckpt, name))
+            return n;
+    }
+    return NULL;
+}
+
+static bool no_experts(const sl_model *m, int32_t layer, sl_error *err) {
+    char first[NAME_MAX_BYTES] = "";
+    for (int i = 0; i < expert_naming_count && !*first; i++)
+        if (expert_namings[i].kind == sl_ckpt_get_kind(m->ckpt))
+            expert_name(&expert_namings[i], SL_PROJ_GATE, layer, 0, first);
+    return sl_fail(err, SL_ERR_FORMAT, "%s: layer %d has no routed experts: tensor %s or a stacked form of it expected",
+                   sl_ckpt_path(m->ckpt), layer, first);
+}
+
+/* Rows [row0, row0 + rows) of a matrix tensor. */
+static sl_tensor row_range(const sl_tensor *t, int64_t row0, int64_t rows) {
+    sl_tensor out = *t;
+    for (int32_t i = 0; i < t->parts; i++) {
+        uint64_t row_bytes = t->part[i].bytes / (uint64_t)t->shape[0];
+        out.part[i].offset += (uint64_t)row0 * row_bytes;
+        out.part[i].bytes = (uint64_t)rows * row_bytes;
+    }
+    out.shape[0] = rows;
+    return out;
+}
+
+/* The matrix tensor of one projection of one expert. */
+static bool expert_tensor(sl_model *m, const expert_naming *n, int proj, int32_t layer, int32_t expert, sl_tensor *out,
+                          sl_error *err) {
+    char name[NAME_MAX_BYTES];
+    expert_name(n, proj, layer, expert, name);
+    const sl_tensor *t = sl_ckpt_require(m->ckpt, name, err);
+    if (!t)
+        return false;
+    model_mark_used(m, t);
+    *out = *t;
+    if (n->stacked) {
+        if (t->dims != 3 || t->shape[0] != m->config.experts)
+            return sl_fail(err, SL_ERR_FORMAT,
+                           "%s: tensor %s has %d dimensions, outermost %lld; [%d experts][rows][cols] expected",
+                           sl_ckpt_path(m->ckpt), name, t->dims, (long long)t->shape[0], m->config.experts);
+        if (!sl_tensor_slice(t, expert, out, err))
+            return false;
+    }
+    if (n->fused && proj != SL_PROJ_DOWN) {
+        if (out->dims != 2 || out->shape[0] % 2)
+            return sl_fail(err, SL_ERR_FORMAT, "%s: tensor %s: gate and up are not two halves of its rows",
+                           sl_ckpt_path(m->ckpt), name);
+        *out = row_range(out, proj == SL_PROJ_GATE ? 0 : out->shape[0] / 2, out->shape[0] / 2);
+    }
+    return true;
+}
+
+static bool same_layout(const sl_matrix *a, const sl_matrix *b) {
+    return a->format == b->format && a->group == b->group && a->side == b->side && a->rows == b->rows &&
+           a->cols == b->cols;
+}
+
+/* Checks an expert's matrix against the configuration and against its layer's other experts. */
+static bool check_projection(sl_model *m, const sl_tensor *t, int proj, int32_t layer, int32_t expert, sl_error *err) {
+    sl_model_config *c = &m->config;
+    if (t->dims != 2)
+        return sl_fail(err, SL_ERR_FORMAT, "%s: tensor %s: a matrix expected, %d dimensions found",
+                       sl_ckpt_path(m->ckpt), t->name, t->dims);
+    if (c->expert_ffn == 0)
+        c->expert_ffn = (int32_t)sl_min_i64(t->shape[proj == SL_PROJ_DOWN], INT32_MAX);
+    int64_t rows = proj == SL_PROJ_DOWN ? c->hidden : c->expert_ffn,
+            cols = proj == SL_PROJ_DOWN ? c->expert_ffn : c->hidden;
+    if (t->shape[0] != rows || t->shape[1] != cols)
+        return sl_fail(err, SL_ERR_FORMAT,
+                       "%s: tensor %s: %s of expert %d is %lldx%lld, the configuration gives %lldx%lld",
+                       sl_ckpt_path(m->ckpt), t->name, proj_names[proj], expert, (long long)t->shape[0],
+                       (long long)t->shape[1], (long long)rows, (long long)cols);
+    sl_matrix layout;
+    if (!sl_tensor_matrix(t, &layout, err))
+        return false;
+    if (expert > 0 && !same_layout(&layout, &m->layers[layer].proj[proj]))
+        return sl_fail(err, SL_ERR_UNSUPPORTED, "%s: tensor %s: format %s differs from expert 0's %s in the same layer",
+                       sl_ckpt_path(m->ckpt), t->name, sl_format_get(layout.format)->name,
+                       sl_format_get(m->layers[layer].proj[proj].format)->name);
+    m->layers[layer].proj[proj] = layout;
+    return true;
+}
+
+bool model_resolve_experts(sl_model *m, int32_t layer, sl_error *err) {
+    const expert_naming *n = find_naming(m, layer);
+    if (!n)
+        return no_experts(m, layer, err);
+    sl_model_experts *e = &m->experts[m->layers[layer].moe_index];
+    sl_extent *extents = calloc((size_t)m->config.experts * SL_EXPERT_PARTS, sizeof *extents);
+    e->experts = m->config.experts;
+    e->extent = extents;
+    if (!extents)
+        return sl_fail(err, SL_ERR_MEMORY, "out of memory");
+    for (int32_t x = 0; x < m->config.experts; x++) {
+        for (int proj = 0; proj < SL_PROJ_COUNT; proj++) {
+            sl_tensor t;
+            if (!expert_tensor(m, n, proj, layer, x, &t, err) || !check_projection(m, &t, proj, layer, x, err))
+                return false;
+            for (int32_t i = 0; i < t.parts; i++) {
+                extents[x * SL_EXPERT_PARTS + proj * 3 + i] = t.part[i];
+                m->expert_bytes += t.part[i].bytes;
+            }
+        }
+    }
+    return true;
+}

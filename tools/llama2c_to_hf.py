@@ -164,7 +164,7 @@ def main():
         write_tokenizer(args.hf, tokens, scores)
     if args.gguf:
         args.gguf.parent.mkdir(parents=True, exist_ok=True)
-        gguf_io.write_gguf(args.gguf, config, weights, args.gguf.stem, lambda _: kind, lambda w: add_tokenizer(w, tokens, scores))
+        gguf_io.write_gguf(args.gguf, config, weights, args.model.stem, lambda _: kind, lambda w: add_tokenizer(w, tokens, scores))
     if args.greedy:
         ids, _ = llama2c.greedy(m, 256)
         args.greedy.write_bytes(llama2c.decode(pieces, ids))

@@ -1,0 +1,172 @@
+"""Fixtures of the end-to-end tests: paths, the binary, and the models that tests generate once and share.
+
+Environment: SLUICE_BUILD (build directory, default <repository>/build), SLUICE_SHARED_DATA (default <repository>/../shared/data).
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+TOOLS = REPO / "tools"
+sys.path.insert(0, str(TOOLS))
+
+_skipped = []
+
+
+def skip_loudly(reason):
+    """Skips and says so at the end of the run, whatever the verbosity."""
+    _skipped.append((os.environ.get("PYTEST_CURRENT_TEST", "?").split(" ")[0], reason))
+    pytest.skip(reason)
+
+
+def pytest_terminal_summary(terminalreporter):
+    for test, reason in _skipped:
+        terminalreporter.write_line(f"SKIP: {test}: {reason}", yellow=True)
+
+
+@pytest.fixture(scope="session")
+def repo():
+    return REPO
+
+
+@pytest.fixture(scope="session")
+def golden():
+    return REPO / "tests/golden"
+
+
+@pytest.fixture(scope="session")
+def build():
+    return Path(os.environ.get("SLUICE_BUILD", REPO / "build")).resolve()
+
+
+@pytest.fixture(scope="session")
+def shared_data():
+    """Data that lies beside the repository. Skips where it is absent."""
+    path = Path(os.environ.get("SLUICE_SHARED_DATA", REPO.parent / "shared/data"))
+    if not path.is_dir():
+        skip_loudly(f"no shared data at {path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def sluice(build):
+    """The path of the program. Its absence is a failure: these tests run after the build."""
+    path = build / "sluice"
+    if not os.access(path, os.X_OK):
+        pytest.fail(f"{path} is not there: build first, or set SLUICE_BUILD")
+    return path
+
+
+@pytest.fixture(scope="session")
+def run(sluice):
+    """run(*args, stdin=..., check=True, timeout=60) -> CompletedProcess with text output. A crash by signal always fails."""
+
+    def call(*args, stdin="", check=True, timeout=60, text=True, **options):
+        command = [str(a) for a in (sluice, *args)]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=text, timeout=timeout, **options)
+        said = f"{' '.join(command)}\nstatus {done.returncode}\nstdout: {done.stdout}\nstderr: {done.stderr}"
+        assert done.returncode >= 0, f"killed by a signal: {said}"
+        if check:
+            assert done.returncode == 0, said
+        return done
+
+    return call
+
+
+# ---- generated models, in <build>/models ------------------------------------------------------------------------------------------------------
+
+
+def _tools_stamp():
+    """Changes when a generator does."""
+    sources = sorted([*TOOLS.glob("*.py"), *TOOLS.glob("lib/*.py")])
+    return hashlib.sha256(b"".join(p.read_bytes() for p in sources)).hexdigest()
+
+
+class Models:
+    """Makes each model once per build directory and version of the tools. Several test processes may ask at once."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def make(self, name, command):
+        """command(path) -> arguments of a tool that writes `path`. Returns the path."""
+        path, stamp = self.directory / name, self.directory / f".{name}.stamp"
+        with open(self.directory / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if path.exists() and stamp.exists() and stamp.read_text() == _tools_stamp():
+                return path
+            fresh = self.directory / f"new-{name}"
+            for old in (fresh, path):
+                shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+            subprocess.run([sys.executable, *map(str, command(fresh))], check=True)
+            fresh.rename(path)
+            stamp.write_text(_tools_stamp())
+        return path
+
+
+@pytest.fixture(scope="session")
+def models(build):
+    return Models(build / "models")
+
+
+def _stories(models, shared_data, name, option, *more):
+    source = [TOOLS / "llama2c_to_hf.py", shared_data / "stories260K.bin", shared_data / "tok512.bin"]
+    return models.make(name, lambda path: [*source, option, path, *more])
+
+
+@pytest.fixture(scope="session")
+def stories_hf(models, shared_data):
+    return _stories(models, shared_data, "stories", "--hf")
+
+
+@pytest.fixture(scope="session")
+def stories_gguf(models, shared_data):
+    return _stories(models, shared_data, "stories.gguf", "--gguf")
+
+
+@pytest.fixture(scope="session")
+def stories_moe_hf(models, shared_data):
+    """As stories, every FFN split into 4 experts."""
+    return _stories(models, shared_data, "stories-moe", "--hf", "--experts", 4)
+
+
+@pytest.fixture(scope="session")
+def stories_moe_gguf(models, shared_data):
+    return _stories(models, shared_data, "stories-moe.gguf", "--gguf", "--experts", 4)
+
+
+@pytest.fixture(scope="session")
+def stories_moe_q8_gguf(models, shared_data):
+    """Split, Q8_0 matrices."""
+    return _stories(models, shared_data, "stories-moe-q8_0.gguf", "--gguf", "--experts", 4, "--type", "Q8_0")
+
+
+@pytest.fixture(scope="session")
+def stories_text(golden):
+    """What every stories checkpoint says greedily after BOS in 256 tokens."""
+    return (golden / "stories260k.txt").read_text()
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """SmolLM2-135M-Instruct Q4_1, the dense model."""
+    from lib import smollm2 as package
+
+    try:
+        return package.find()
+    except SystemExit as e:
+        skip_loudly(str(e))
+
+
+@pytest.fixture(scope="session")
+def demo_model(models, smollm2):
+    """smollm2 with every FFN split into 16 experts."""
+    return models.make("demo.gguf", lambda path: [TOOLS / "split_experts.py", path, "--input", smollm2])

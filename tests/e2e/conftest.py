@@ -17,18 +17,15 @@ REPO = Path(__file__).resolve().parents[2]
 TOOLS = REPO / "tools"
 sys.path.insert(0, str(TOOLS))
 
-_skipped = []
-
 
 def skip_loudly(reason):
-    """Skips and says so at the end of the run, whatever the verbosity."""
-    _skipped.append((os.environ.get("PYTEST_CURRENT_TEST", "?").split(" ")[0], reason))
+    """Skips; the end of the run names every skipped test and its reason, whatever the verbosity."""
     pytest.skip(reason)
 
 
 def pytest_terminal_summary(terminalreporter):
-    for test, reason in _skipped:
-        terminalreporter.write_line(f"SKIP: {test}: {reason}", yellow=True)
+    for report in terminalreporter.stats.get("skipped", []):
+        terminalreporter.write_line(f"SKIP: {report.nodeid}: {report.longrepr[2].removeprefix('Skipped: ')}", yellow=True)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
-/* Recording: operations are checked for shape when they are recorded, so that running needs no checks but those of the step. */
+/* Recording: operations are checked for shape when they are recorded, so that running needs no checks but those of the
+ * step. */
 #include "ops/program.h"
 
 #include <stdlib.h>
@@ -212,35 +213,51 @@ void sl_ops_free(sl_ops *o) {
         o->table->free(o);
 }
 
-const char *sl_ops_isa(const sl_ops *o) { return o->table->isa(o); }
+const char *sl_ops_isa(const sl_ops *o) {
+    return o->table->isa(o);
+}
 
 sl_buffer sl_ops_wrap(sl_ops *o, void *base, uint64_t bytes, sl_error *err) {
     return o->table->wrap(o, base, bytes, err);
 }
 
-void sl_ops_unwrap(sl_ops *o, sl_buffer b) { o->table->unwrap(o, b); }
+void sl_ops_unwrap(sl_ops *o, sl_buffer b) {
+    o->table->unwrap(o, b);
+}
 
-sl_buffer sl_ops_scratch(sl_ops *o, uint64_t bytes, sl_error *err) { return o->table->scratch(o, bytes, err); }
+sl_buffer sl_ops_scratch(sl_ops *o, uint64_t bytes, sl_error *err) {
+    return o->table->scratch(o, bytes, err);
+}
 
 uint64_t sl_ops_scratch_bytes(const sl_ops *o, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
                               int32_t heads, int32_t head_dim) {
     return o->table->scratch_bytes(o, max_rows, hidden, widest, moe, heads, head_dim);
 }
 
-void sl_ops_set_experts(sl_ops *o, const sl_expert_source *source) { o->table->set_experts(o, source); }
-void sl_ops_set_kv(sl_ops *o, const sl_kv_layout *layout) { o->table->set_kv(o, layout); }
+void sl_ops_set_experts(sl_ops *o, const sl_expert_source *source) {
+    o->table->set_experts(o, source);
+}
+void sl_ops_set_kv(sl_ops *o, const sl_kv_layout *layout) {
+    o->table->set_kv(o, layout);
+}
 
-bool sl_ops_add_kv_slab(sl_ops *o, void *slab, sl_error *err) { return o->table->add_kv_slab(o, slab, err); }
+bool sl_ops_add_kv_slab(sl_ops *o, void *slab, sl_error *err) {
+    return o->table->add_kv_slab(o, slab, err);
+}
 
-void sl_ops_times_get(const sl_ops *o, sl_ops_times *out) { o->table->times(o, out); }
-void sl_ops_times_reset(sl_ops *o) { o->table->times_reset(o); }
+void sl_ops_times_get(const sl_ops *o, sl_ops_times *out) {
+    o->table->times(o, out);
+}
+void sl_ops_times_reset(sl_ops *o) {
+    o->table->times_reset(o);
+}
 
 bool sl_kv_layout_init(sl_kv_layout *l, uint64_t slab_bytes, sl_error *err) {
     if (l->layers < 1 || l->kv_heads < 1 || l->head_dim < 1)
         return sl_fail(err, SL_ERR_ARGUMENT, "KV of %d layers, %d heads of %d", l->layers, l->kv_heads, l->head_dim);
     if (l->format == SL_KV_Q8_0 && l->head_dim % 32)
         return sl_fail(err, SL_ERR_UNSUPPORTED, "kv-type q8_0: head_dim %d is not a multiple of 32", l->head_dim);
-    l->head_bytes = l->format == SL_KV_Q8_0 ? (uint64_t)l->head_dim / 32 * 34
+    l->head_bytes = l->format == SL_KV_Q8_0  ? (uint64_t)l->head_dim / 32 * 34
                     : l->format == SL_KV_F16 ? (uint64_t)l->head_dim * 2
                                              : (uint64_t)l->head_dim * 4;
     uint64_t bytes;

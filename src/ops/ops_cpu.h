@@ -1,0 +1,121 @@
+/* Private to ops: the native CPU implementation. */
+#ifndef SL_OPS_CPU_H
+#define SL_OPS_CPU_H
+
+#include "cpu/cpu.h"
+#include "cpu/cpu_ops.h"
+#include "ops/program.h"
+
+/* Expert outputs of up to this many bytes are kept per (row, rank), so that experts may be computed as they arrive;
+ * above it they run in ascending id and are added at once. Both give the same sums. Fixed, so that nothing depends on
+ * memory. */
+enum { RANK_SCRATCH_BYTES = 8 << 20, ATTENTION_ROWS = 16 };
+
+typedef struct ops_buffer {
+    uint8_t *base; /* NULL: free entry */
+    uint64_t bytes;
+} ops_buffer;
+
+/* Scratch of the implementation, taken once for the largest program. */
+typedef struct cpu_scratch {
+    void *span;
+    uint64_t bytes;
+    uint8_t *act;                          /* int8 activations of an op's source rows */
+    uint8_t *act_inner;                    /* of the FFN's inner rows */
+    float *inner;                          /* silu(gate) * up */
+    float *rank_out;                       /* expert outputs [pairs][hidden], or one expert's [rows][hidden] */
+    float *sum;                            /* [rows][hidden]: a product to be added, moe's sum */
+    float *router;                         /* [rows][experts] */
+    float *weight;                         /* [rows][top_k] */
+    int32_t *chosen;                       /* [rows][top_k], ascending */
+    int32_t *pair_row, *pair_rank, *first; /* (row, rank) pairs by expert; first[experts + 1] */
+    int32_t *ids;
+    uint8_t *done;      /* [rows][top_k]: 0 missing, 1 there, 2 could not be read */
+    int32_t *place;     /* [rows][top_k] row of rank_out */
+    float *shared_out;  /* [rows][hidden] */
+    float *shared_gate; /* [rows] */
+    float *cos_sin;     /* [rows][dims] */
+    int32_t *blocks;    /* [rows + 1] attention's blocks of rows */
+    uint8_t *thread;    /* per thread: products and attention */
+    uint64_t thread_bytes;
+} cpu_scratch;
+
+typedef struct sl_ops_cpu {
+    sl_ops base;
+    sl_pool *pool;
+    sl_mem *mem;
+    const cpu_kernels *kernels;
+    const cpu_ops *ops;
+    sl_numeric numeric;
+    ops_buffer *buffers; /* [0] is none */
+    size_t buffer_count, buffer_capacity;
+    void **spans; /* scratch given out */
+    size_t span_count, span_capacity;
+    sl_expert_source experts;
+    sl_kv_layout kv;
+    uint8_t **kv_slabs;
+    size_t kv_count, kv_capacity;
+    cpu_scratch scratch;
+    int32_t rope_rows; /* cos_sin is valid for this step: rows, 0 if not */
+    const float *rope_of;
+    sl_ops_times times;
+} sl_ops_cpu;
+
+/* A running step. */
+typedef struct cpu_run {
+    sl_ops_cpu *o;
+    sl_program *p;
+    sl_step *step;
+    sl_error *err;
+} cpu_run;
+
+static inline uint8_t *ops_at(const sl_ops_cpu *o, sl_buffer b, uint64_t offset) {
+    return o->buffers[b].base + offset;
+}
+
+static inline float *view_rows(const sl_ops_cpu *o, const sl_view *v) {
+    return (float *)(void *)ops_at(o, v->buffer, v->offset);
+}
+
+static inline int32_t view_count(const sl_step *s, const sl_view *v) {
+    return v->rows == SL_ROWS_OUT ? s->outs : s->rows;
+}
+
+static inline bool has_weight(const sl_weight *w) {
+    return w->buffer != 0;
+}
+
+/* The weight with pointers. */
+sl_matrix ops_matrix(const sl_ops_cpu *o, const sl_weight *w);
+
+/* ops_cpu_scratch.c */
+bool cpu_scratch_fit(sl_ops_cpu *o, const sl_program *p, sl_error *err);
+uint64_t cpu_scratch_need(const sl_ops_cpu *o, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
+                          int32_t heads, int32_t head_dim);
+void *cpu_thread_scratch(const sl_ops_cpu *o, int worker);
+
+/* ops_cpu_linear.c: products, several matrices over one source cut into equal pieces for the pool. */
+typedef struct product {
+    sl_matrix w, up;   /* up: of a fused gate/up; rows 0: plain */
+    const float *bias; /* NULL: none */
+    bool add;          /* onto dst */
+    float *dst;
+    int64_t ldd;
+    cpu_rows in;
+} product;
+void cpu_products(sl_ops_cpu *o, const product *list, int n);
+/* int8 rows of src into act (mode q8; nothing in exact). */
+void cpu_quantize_into(sl_ops_cpu *o, const float *x, int64_t ldx, int64_t n, int64_t cols, uint8_t *act);
+cpu_rows cpu_rows_of(const float *x, int64_t ldx, int64_t n, int64_t cols, const uint8_t *act);
+void cpu_run_linear(cpu_run *r, const op *o);
+void cpu_run_gate_up(cpu_run *r, const op *o);
+void cpu_run_logits(cpu_run *r, const op *o);
+
+/* ops_cpu_attention.c */
+void cpu_run_attention(cpu_run *r, const op *o);
+
+/* ops_cpu_moe.c, ops_cpu_route.c */
+bool cpu_run_moe(cpu_run *r, const op *o);
+void cpu_route(cpu_run *r, const sl_moe *m, const float *src, int64_t stride, const uint8_t *act);
+
+#endif

@@ -1,0 +1,240 @@
+/* cli: the program `sluice`. Commands over the engine's public header; everything a person sees is made here.
+ *
+ * A command is a row of the table in commands.c, an option a row of a table in option_tables.c: parsing, help and
+ * completions come from those rows. One file per command (cmd_*.c).
+ * May include: sluice/sluice.h, base; checkpoint's and quant's writers for `synth` only. Called by nobody.
+ * Exit status: 0 done, 1 it failed (one line on standard error says why), 2 the command line is wrong, 130 interrupted.
+ */
+#ifndef SL_CLI_H
+#define SL_CLI_H
+
+#include "base/base.h"
+#include "sluice/sluice.h"
+
+#include <jansson.h>
+#include <stdio.h>
+
+enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2, CLI_INTERRUPTED = 130 };
+
+/* ---- options ----------------------------------------------------------------------------------------------------- */
+
+typedef struct cli_strings {
+    const char **items;
+    size_t count, capacity;
+} cli_strings;
+
+typedef struct cli_biases {
+    sl_logit_bias *items;
+    size_t count, capacity;
+} cli_biases;
+
+/* Every option's value; fields that a command has no option for keep their defaults (cli_args_init). */
+typedef struct cli_args {
+    const char *command;
+    const char *operand[3];
+    int operands;
+    /* engine */
+    uint64_t memory; /* 0: automatic */
+    int threads, context, chunk, max_slots, experts_per_token, read_depth;
+    const char *kv_type, *numeric, *isa, *reader;
+    bool buffered, prefetch;
+    /* prompt */
+    const char *file, *system;
+    bool raw;
+    int think; /* -1: the template's default, 0, 1 */
+    /* generation */
+    double temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
+    int top_k, max_tokens, logprobs;
+    uint64_t seed;
+    bool ignore_eos;
+    cli_strings stop;
+    cli_biases logit_bias;
+    /* output */
+    bool json, timing, help;
+    sl_log_level log_level;
+    bool quiet;
+    /* bench, eval, plan */
+    int warmup, tokens, prefill, repeat, window;
+    const char *ids, *reference;
+    bool no_replay;
+    /* tokenize */
+    bool pieces, decode, special, no_bos;
+    /* synth */
+    const char *format;
+    int layers, experts;
+    bool force;
+} cli_args;
+
+typedef enum cli_kind {
+    CLI_FLAG,   /* no value; bool becomes true */
+    CLI_SET,    /* no value; int becomes `least` */
+    CLI_INT,    /* int in [least, most] */
+    CLI_U64,    /* uint64_t */
+    CLI_REAL,   /* double in [least, most] */
+    CLI_MEMORY, /* uint64_t bytes: 6G, 512M, 50%, auto */
+    CLI_TEXT,   /* const char * */
+    CLI_CHOICE, /* const char *, one of `value` (words joined by |) */
+    CLI_LEVEL,  /* sl_log_level, by name */
+    CLI_LIST,   /* cli_strings; may be repeated */
+    CLI_BIAS    /* cli_biases: ID=BIAS[,ID=BIAS...]; may be repeated */
+} cli_kind;
+
+typedef struct cli_option {
+    const char *name; /* without the dashes */
+    char letter;      /* one-letter form, or 0 */
+    cli_kind kind;
+    size_t offset; /* of its field in cli_args */
+    double least, most;
+    const char *value; /* how help names the value; the words of a choice */
+    const char *help;
+} cli_option;
+
+/* Tables end with a row whose name is NULL. */
+extern const cli_option cli_engine_options[], cli_prompt_options[], cli_sampling_options[], cli_figure_options[],
+    cli_json_options[], cli_bench_options[], cli_eval_options[], cli_tokenize_options[], cli_synth_options[],
+    cli_run_options[], cli_common_options[];
+
+enum { CLI_MAX_TABLES = 8 };
+
+typedef struct cli_command {
+    const char *name;
+    const char *operands; /* as in the usage line */
+    int least_operands, most_operands;
+    const char *summary; /* one line */
+    const char *details; /* paragraphs of `help NAME`, or NULL */
+    const cli_option *tables[CLI_MAX_TABLES];
+    int (*run)(const cli_args *args);
+} cli_command;
+
+extern const cli_command cli_commands[]; /* ends with a row whose name is NULL */
+const cli_command *cli_find_command(const char *name);
+/* The candidate nearest to a mistyped word, or NULL when none is near; next(ctx, i) gives candidates until NULL. */
+const char *cli_nearest(const char *word, const char *(*next)(const void *ctx, int i), const void *ctx);
+/* i-th option of a command over all its tables; NULL past the last. */
+const cli_option *cli_option_at(const cli_command *c, int i);
+
+void cli_args_init(cli_args *a);
+void cli_args_free(cli_args *a);
+/* Parses what follows the command's name. On failure the error's message is complete (with its hint). */
+bool cli_parse(const cli_command *c, int argc, char **argv, cli_args *a, sl_error *err);
+
+/* Strict numbers: the whole text, no spaces, in range. */
+bool cli_parse_int(const char *text, int64_t least, int64_t most, int64_t *out);
+bool cli_parse_u64(const char *text, uint64_t *out);
+bool cli_parse_real(const char *text, double *out);
+bool cli_parse_memory(const char *text, uint64_t *out, sl_error *err);
+
+void cli_print_help(FILE *f);
+void cli_print_command_help(FILE *f, const cli_command *c);
+
+int cli_run(const cli_args *a);
+int cli_chat(const cli_args *a);
+int cli_info(const cli_args *a);
+int cli_plan(const cli_args *a);
+int cli_bench(const cli_args *a);
+int cli_eval(const cli_args *a);
+int cli_tokenize(const cli_args *a);
+int cli_synth(const cli_args *a);
+int cli_completions(const cli_args *a);
+
+/* ---- terminal: standard output, messages, progress --------------------------------------------------------------- */
+
+/* Opens what is missing of the three standard descriptors, so that no file of ours lands on them; ignores SIGPIPE. */
+void cli_terminal_init(void);
+void cli_terminal_quiet(bool quiet);
+bool cli_stdout_is_tty(void);
+/* Text of a model or a file to standard output, flushed; on a terminal control characters are shown, not sent. Returns
+ * false once standard output does not take bytes (cli_finish says so). */
+bool cli_put(const char *text, size_t n);
+bool cli_stdout_broken(void);
+/* The line that ends a program: flushes, and turns trouble with standard output into a message and status 1. */
+int cli_finish(int status);
+/* One line on standard error: "sluice: ...". Returns CLI_FAILED. */
+int cli_report(const sl_error *err);
+int cli_complain(int status, const char *fmt, ...) SL_PRINTF(2, 3);
+/* A note on standard error unless --quiet. */
+void cli_note(const char *fmt, ...) SL_PRINTF(1, 2);
+/* The document and a newline. Takes the reference. */
+int cli_print_json(json_t *document);
+
+/* A status line on standard error that the next output erases; only on a terminal. */
+void cli_status(const char *fmt, ...) SL_PRINTF(1, 2);
+void cli_status_clear(void);
+void cli_progress(const char *what, uint64_t done, uint64_t total, bool bytes);
+/* Nanoseconds since progress last moved (cli_progress) or output was written. */
+uint64_t cli_idle_ns(void);
+
+/* Ctrl-C: between begin and end it sets a flag instead of ending the program; the second one ends it. */
+void cli_interrupt_begin(void);
+void cli_interrupt_end(void);
+bool cli_interrupted(void);
+void cli_interrupt_reset(void);
+
+/* "1.5 GiB"; out holds 16 bytes. */
+const char *cli_size(uint64_t bytes, char *out);
+
+/* ---- engine ------------------------------------------------------------------------------------------------------ */
+
+/* The engine as the options say, with progress on loading and prefill. plan_only: memory and text calls only. */
+sl_engine *cli_open(const cli_args *a, bool plan_only, sl_error *err);
+void cli_get_info(const sl_engine *e, sl_engine_info *info);
+
+/* Prompt: argument, file or standard input; allocated, NUL-terminated; an empty one is an error. text may be NULL. */
+char *cli_read_prompt(const char *text, const char *file, size_t *size, sl_error *err);
+/* Whole standard input ("-") or a file, up to `limit` bytes. */
+char *cli_read_input(const char *file, uint64_t limit, size_t *size, sl_error *err);
+/* {"role": role, "content": text}; bytes that are no UTF-8 become U+FFFD. */
+json_t *cli_message(const char *role, const char *text, size_t n);
+/* Ids as numbers between spaces, commas or brackets (a JSON array too); allocated. */
+bool cli_parse_ids(const char *text, int32_t **ids, size_t *count, sl_error *err);
+/* Token ids of a conversation in the checkpoint's template. Control tokens that a message spells stay text. */
+bool cli_chat_ids(const sl_engine *e, const json_t *messages, int think, int32_t **ids, size_t *count, sl_error *err);
+
+typedef struct cli_answer {
+    sl_buf text;
+    int32_t *ids;
+    size_t count, capacity;
+    json_t *logprobs; /* array, with --logprobs */
+    sl_finish finish;
+    sl_error error;
+    uint64_t prompt_tokens, completion_tokens;
+} cli_answer;
+
+/* Runs one request; the text goes to standard output as it comes if `stream`. False on an error (in answer->error). */
+bool cli_generate(sl_engine *e, const cli_args *a, sl_seq *seq, const int32_t *ids, size_t n, bool stream,
+                  cli_answer *answer);
+void cli_answer_free(cli_answer *answer);
+const char *cli_finish_name(sl_finish f);
+
+/* Figures of what ran since the last reset: text on a stream, or an object. */
+void cli_print_figures(FILE *f, const sl_engine *e);
+json_t *cli_figures_json(const sl_engine *e);
+json_t *cli_info_json(const sl_engine_info *info);
+
+/* ---- measuring the machine --------------------------------------------------------------------------------------- */
+
+typedef struct cli_machine_rates {
+    double memory_read; /* bytes per second, all threads */
+    double disk_read;   /* bytes per second, random reads of the given size */
+    bool disk_direct;   /* measured with O_DIRECT */
+    uint64_t disk_bytes;
+} cli_machine_rates;
+
+double cli_measure_memory_read(int threads, sl_error *err); /* < 0: error */
+/* Random reads of `piece` bytes, `depth` at once, for about `seconds`, over the model's largest file. */
+bool cli_measure_disk_read(const char *model_path, uint64_t piece, int depth, double seconds, cli_machine_rates *out,
+                           sl_error *err);
+
+/* Reads the trace again without compute, one burst after the other; ns[i] is the time of the i-th burst. */
+typedef struct cli_replay {
+    uint64_t *ns; /* allocated */
+    int *layer;   /* of the burst */
+    size_t bursts;
+    uint64_t bytes, total_ns;
+    const char *reader;
+} cli_replay;
+bool cli_replay_trace(const sl_trace *trace, size_t n, const sl_engine_info *info, bool buffered, cli_replay *out,
+                      sl_error *err);
+void cli_replay_free(cli_replay *r);
+
+#endif

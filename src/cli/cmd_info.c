@@ -1,0 +1,68 @@
+/* sluice info: what a model is and the memory it needs, from its headers. */
+#include "cli.h"
+
+json_t *cli_info_json(const sl_engine_info *i) {
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s," /* path..approximation */
+                     " s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i,"
+                     " s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+                     "path", i->path, "container", i->container, "architecture", i->architecture, "formats", i->formats,
+                     "numeric", i->numeric, "isa", i->isa, "reader", i->reader, "kv_type", i->kv_type, "approximation",
+                     i->approximation, //
+                     "layers", i->layers, "moe_layers", i->moe_layers, "hidden_size", i->hidden, "heads", i->heads,
+                     "kv_heads", i->kv_heads, "head_dim", i->head_dim, "vocab", i->vocab, "experts", i->experts,
+                     "experts_per_token", i->experts_per_token, "context", i->context, "model_context",
+                     i->model_context, "threads", i->threads, "chunk", i->chunk, //
+                     "file_bytes", (json_int_t)i->file_bytes, "resident_bytes", (json_int_t)i->resident_bytes,
+                     "expert_bytes", (json_int_t)i->expert_bytes, "bytes_per_expert", (json_int_t)i->bytes_per_expert,
+                     "bytes_per_token", (json_int_t)i->bytes_per_token, "scratch_bytes", (json_int_t)i->scratch_bytes,
+                     "kv_bytes_per_token", (json_int_t)i->kv_bytes_per_token, "least_memory",
+                     (json_int_t)i->least_memory, "suggested_memory", (json_int_t)i->suggested_memory, "full_memory",
+                     (json_int_t)i->full_memory, "memory", (json_int_t)i->memory, "slots", (json_int_t)i->slots);
+}
+
+static void print_model(const sl_engine_info *i) {
+    char file[16], resident[16], experts[16], one[16], token[16];
+    printf("model       %s\n", i->path);
+    printf("            %s, %s; weights %s\n", i->architecture, i->container, i->formats);
+    printf("shape       %d layers, hidden %d, %d heads (%d kv) of %d, vocabulary %d, context %d\n", i->layers,
+           i->hidden, i->heads, i->kv_heads, i->head_dim, i->vocab, i->model_context);
+    if (i->experts > 0)
+        printf("experts     %d per layer in %d layers, %d per token; %s each, %s per token\n", i->experts,
+               i->moe_layers, i->experts_per_token, cli_size(i->bytes_per_expert, one),
+               cli_size(i->bytes_per_token, token));
+    else
+        printf("experts     none: a dense model, all of it stays in memory\n");
+    printf("size        %s on disk: %s resident, %s experts\n", cli_size(i->file_bytes, file),
+           cli_size(i->resident_bytes, resident), cli_size(i->expert_bytes, experts));
+    if (i->approximation[0])
+        printf("asked for   %s (an approximation)\n", i->approximation);
+}
+
+static void print_memory(const sl_engine_info *i) {
+    char least[16], suggested[16], full[16], memory[16], kv[16], scratch[16];
+    printf("memory      least %s, suggested %s, full %s\n", cli_size(i->least_memory, least),
+           cli_size(i->suggested_memory, suggested), cli_size(i->full_memory, full));
+    printf("            budget %s", cli_size(i->memory, memory));
+    if (i->experts > 0)
+        printf(": room for %llu of %llu experts", (unsigned long long)i->slots,
+               (unsigned long long)i->experts * (unsigned long long)i->moe_layers);
+    printf("\n            KV %s per token (%s), context %d; scratch %s\n", cli_size(i->kv_bytes_per_token, kv),
+           i->kv_type, i->context, cli_size(i->scratch_bytes, scratch));
+    printf("runs        numeric %s on %s, %d threads%s%s\n", i->numeric, i->isa, i->threads,
+           i->reader[0] ? ", reader " : "", i->reader);
+}
+
+int cli_info(const cli_args *a) {
+    sl_error err = {0};
+    sl_engine_info info;
+    sl_engine *e = cli_open(a, true, &err);
+    if (!e)
+        return cli_report(&err);
+    cli_get_info(e, &info);
+    sl_engine_close(e);
+    if (a->json)
+        return cli_print_json(cli_info_json(&info));
+    print_model(&info);
+    print_memory(&info);
+    return CLI_OK;
+}

@@ -1,0 +1,107 @@
+/* Opening the engine as the options say: log lines, progress while loading, a word when loading stalls. */
+#include "cli.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+
+static void on_log(void *user, sl_log_level level, const char *line) {
+    static const char *const names[] = {"error: ", "warning: ", "", "debug: "};
+    cli_note("%s%s", names[level], line);
+}
+
+static void on_progress(void *user, sl_stage stage, uint64_t done, uint64_t total) {
+    bool load = stage == SL_STAGE_LOAD;
+    cli_progress(load ? "loading" : "prefill", done, total, load);
+}
+
+/* Says that loading stands still; lives while sl_engine_open runs. */
+typedef struct load_watch {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    bool done, started;
+    const char *model;
+} load_watch;
+
+static void *watch_load(void *arg) {
+    load_watch *w = arg;
+    bool said = false;
+    pthread_mutex_lock(&w->lock);
+    while (!w->done) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += 1;
+        pthread_cond_timedwait(&w->wake, &w->lock, &until);
+        uint64_t idle = cli_idle_ns();
+        if (!w->done && !said && idle > 2000000000u) {
+            cli_note("waiting for the disk: loading %s has not moved for %.0f s", w->model, (double)idle / 1e9);
+            said = true;
+        } else if (idle < 1000000000u) {
+            said = false;
+        }
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+static void watch_begin(load_watch *w, const char *model) {
+    *w = (load_watch){.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .model = model};
+    w->started = pthread_create(&w->thread, NULL, watch_load, w) == 0;
+}
+
+static void watch_end(load_watch *w) {
+    if (!w->started)
+        return;
+    pthread_mutex_lock(&w->lock);
+    w->done = true;
+    pthread_cond_signal(&w->wake);
+    pthread_mutex_unlock(&w->lock);
+    pthread_join(w->thread, NULL);
+}
+
+static sl_engine_options engine_options(const cli_args *a, bool plan_only) {
+    sl_engine_options o = SL_ENGINE_OPTIONS_INIT;
+    o.model = a->operand[0];
+    o.memory = a->memory;
+    o.threads = a->threads;
+    o.context = a->context;
+    o.chunk = a->chunk;
+    o.kv_type = a->kv_type;
+    o.numeric = a->numeric;
+    o.isa = a->isa;
+    o.reader = a->reader;
+    o.buffered = a->buffered;
+    o.prefetch = a->prefetch;
+    o.read_depth = a->read_depth;
+    o.max_slots = a->max_slots;
+    o.experts_per_token = a->experts_per_token;
+    o.plan_only = plan_only;
+    o.log = on_log;
+    o.log_level = a->log_level;
+    o.progress = on_progress;
+    return o;
+}
+
+sl_engine *cli_open(const cli_args *a, bool plan_only, sl_error *err) {
+    sl_engine_options o = engine_options(a, plan_only);
+    load_watch watch;
+    sigset_t interrupt, before;
+    cli_progress("loading", 0, 1, true); /* the clock of the watch begins here */
+    watch_begin(&watch, a->operand[0]);
+    /* The engine's threads inherit this mask, so that Ctrl-C reaches the main thread and interrupts its reads. */
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &interrupt, &before);
+    sl_engine *e = sl_engine_open(&o, err);
+    watch_end(&watch);
+    cli_status_clear();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return e;
+}
+
+void cli_get_info(const sl_engine *e, sl_engine_info *info) {
+    memset(info, 0, sizeof *info);
+    info->size = sizeof *info;
+    sl_engine_get_info(e, info);
+}

@@ -1,0 +1,73 @@
+/* The figures of a run, as lines and as JSON: a speed is printed with what it was. */
+#include "cli.h"
+
+#include <string.h>
+
+static double ratio(double a, double b) {
+    return b > 0 ? a / b : 0;
+}
+
+static double seconds(uint64_t ns) {
+    return (double)ns / 1e9;
+}
+
+static sl_stats get_stats(const sl_engine *e) {
+    sl_stats s = {.size = sizeof s};
+    sl_engine_get_stats(e, &s);
+    return s;
+}
+
+static void print_speed(FILE *f, const char *name, uint64_t tokens, uint64_t ns) {
+    fprintf(f, "%-9s %llu tokens in %.2f s: %.2f tokens/s\n", name, (unsigned long long)tokens, seconds(ns),
+            ratio((double)tokens, seconds(ns)));
+}
+
+static void print_experts(FILE *f, const sl_stats *s, const sl_engine_info *info) {
+    char read[16], one[16];
+    uint64_t asked = s->expert_hits + s->expert_misses;
+    fprintf(f, "experts   hit rate %.1f %% of %llu; %s read, waited %.2f s; slots for %llu of %llu, %s each\n",
+            100 * ratio((double)s->expert_hits, (double)asked), (unsigned long long)asked,
+            cli_size(s->expert_bytes_read, read), seconds(s->expert_wait_ns), (unsigned long long)info->slots,
+            (unsigned long long)info->experts * (unsigned long long)info->moe_layers,
+            cli_size(info->bytes_per_expert, one));
+}
+
+void cli_print_figures(FILE *f, const sl_engine *e) {
+    sl_stats s = get_stats(e);
+    sl_engine_info info;
+    char peak[16], budget[16], rss[16];
+    cli_get_info(e, &info);
+    cli_status_clear();
+    print_speed(f, "prefill", s.prompt_tokens, s.prompt_ns);
+    print_speed(f, "decode", s.decode_tokens, s.decode_ns);
+    if (info.experts > 0)
+        print_experts(f, &s, &info);
+    fprintf(f, "memory    peak %s of budget %s; process peak %s\n", cli_size(s.memory_peak, peak),
+            cli_size(s.memory_budget, budget), cli_size(s.rss_peak, rss));
+    fprintf(f, "as        %s, numeric %s on %s, %d threads, KV %s", info.formats, info.numeric, info.isa, info.threads,
+            info.kv_type);
+    if (info.experts > 0)
+        fprintf(f, ", %d of %d experts per token, reader %s", info.experts_per_token, info.experts, info.reader);
+    fprintf(f, "%s%s\n", info.approximation[0] ? "; APPROXIMATION: " : "", info.approximation);
+    fflush(f);
+}
+
+json_t *cli_figures_json(const sl_engine *e) {
+    sl_stats s = get_stats(e);
+    sl_engine_info info;
+    cli_get_info(e, &info);
+    uint64_t asked = s.expert_hits + s.expert_misses;
+    return json_pack(
+        "{s:I, s:f, s:f, s:I, s:f, s:f, s:I, s:I, s:o, s:I, s:f, s:I, s:I, s:I, s:s, s:s, s:i, s:s, s:s, s:i, s:s}", //
+        "prefill_tokens", (json_int_t)s.prompt_tokens, "prefill_seconds", seconds(s.prompt_ns),
+        "prefill_tokens_per_second", ratio((double)s.prompt_tokens, seconds(s.prompt_ns)), //
+        "decode_tokens", (json_int_t)s.decode_tokens, "decode_seconds", seconds(s.decode_ns),
+        "decode_tokens_per_second", ratio((double)s.decode_tokens, seconds(s.decode_ns)), //
+        "expert_hits", (json_int_t)s.expert_hits, "expert_misses", (json_int_t)s.expert_misses, "hit_rate",
+        asked ? json_real((double)s.expert_hits / (double)asked) : json_null(),                          //
+        "bytes_read", (json_int_t)s.expert_bytes_read, "expert_wait_seconds", seconds(s.expert_wait_ns), //
+        "memory_peak", (json_int_t)s.memory_peak, "memory_budget", (json_int_t)s.memory_budget, "process_peak",
+        (json_int_t)s.rss_peak, //
+        "numeric", info.numeric, "isa", info.isa, "threads", info.threads, "kv_type", info.kv_type, "reader",
+        info.reader, "experts_per_token", info.experts_per_token, "approximation", info.approximation);
+}

@@ -1,0 +1,107 @@
+/* The options, as rows. A command names the tables it takes (commands.c); help and completions read the same rows. */
+#include "cli.h"
+
+#include <limits.h>
+
+#define AT(field) offsetof(cli_args, field)
+#define END                                                                                                            \
+    { .name = NULL }
+
+const cli_option cli_engine_options[] = {
+    {"memory", 'm', CLI_MEMORY, AT(memory), 0, 0, "SIZE",
+     "ceiling on all memory the process makes the machine hold: 6G, 512M, 50%, auto (default)"},
+    {"ctx", 'c', CLI_INT, AT(context), 1, 1 << 24, "N",
+     "tokens a sequence may hold (default: the model's, at most 4096)"},
+    {"threads", 't', CLI_INT, AT(threads), 1, 1024, "N", "threads that compute (default: one per core)"},
+    {"kv-type", 0, CLI_CHOICE, AT(kv_type), 0, 0, "f16|q8_0", "element type of the KV cache (default: f16)"},
+    {"numeric", 0, CLI_CHOICE, AT(numeric), 0, 0, "q8|exact",
+     "q8: activations rounded to 8 bits (default); exact: float32 scalar, slow, the oracle"},
+    {"isa", 0, CLI_CHOICE, AT(isa), 0, 0, "scalar|avx2|avx512|neon", "instruction set (default: the best there is)"},
+    {"reader", 0, CLI_CHOICE, AT(reader), 0, 0, "auto|uring|pread", "how experts are read (default: auto)"},
+    {"read-depth", 0, CLI_INT, AT(read_depth), 1, 4096, "N", "reads in flight (default: the reader's)"},
+    {"buffered", 0, CLI_FLAG, AT(buffered), 0, 0, NULL, "read experts through the page cache, not with O_DIRECT"},
+    {"prefetch", 0, CLI_FLAG, AT(prefetch), 0, 0, NULL,
+     "guess the next layer's experts and read them when the disk is idle"},
+    {"chunk", 0, CLI_INT, AT(chunk), 1, 1 << 16, "N", "tokens of a prompt evaluated at once (default: 512)"},
+    {"max-slots", 0, CLI_INT, AT(max_slots), 1, INT_MAX, "N", "at most this many experts in memory"},
+    {"experts-per-token", 0, CLI_INT, AT(experts_per_token), 1, 4096, "N",
+     "use fewer (or more) experts than the model asks for: an approximation, and named as one"},
+    END};
+
+const cli_option cli_prompt_options[] = {
+    {"system", 's', CLI_TEXT, AT(system), 0, 0, "TEXT", "system message"},
+    {"think", 0, CLI_SET, AT(think), 1, 0, NULL, "ask the template for thinking"},
+    {"no-think", 0, CLI_SET, AT(think), 0, 0, NULL, "ask the template for no thinking"},
+    END};
+
+const cli_option cli_run_options[] = {
+    {"file", 'f', CLI_TEXT, AT(file), 0, 0, "FILE", "read the prompt from FILE (- for standard input)"},
+    {"raw", 'r', CLI_FLAG, AT(raw), 0, 0, NULL, "continue the prompt as it is, without the chat template"},
+    {"no-template", 0, CLI_FLAG, AT(raw), 0, 0, NULL, "the same as --raw"},
+    {"logprobs", 0, CLI_INT, AT(logprobs), 1, SL_MAX_LOGPROBS, "N",
+     "with --json: log probabilities of N alternatives per token"},
+    {"ignore-eos", 0, CLI_FLAG, AT(ignore_eos), 0, 0, NULL, "go on after the end token, until --max-tokens"},
+    END};
+
+const cli_option cli_sampling_options[] = {
+    {"max-tokens", 'n', CLI_INT, AT(max_tokens), 1, INT_MAX, "N",
+     "end after N tokens (default: when the context is full)"},
+    {"temp", 0, CLI_REAL, AT(temperature), 0, 100, "T", "temperature; 0 always takes the likeliest token (default: 0)"},
+    {"top-k", 0, CLI_INT, AT(top_k), 0, INT_MAX, "N", "sample among the N likeliest (0: off)"},
+    {"top-p", 0, CLI_REAL, AT(top_p), 0, 1, "P", "sample among the likeliest that make up P (0 or 1: off)"},
+    {"min-p", 0, CLI_REAL, AT(min_p), 0, 1, "P", "drop tokens less likely than P times the likeliest (0: off)"},
+    {"repeat-penalty", 0, CLI_REAL, AT(repeat_penalty), 0, 10, "X", "divide the logits of recent tokens by X (1: off)"},
+    {"presence-penalty", 0, CLI_REAL, AT(presence_penalty), -10, 10, "X", "subtract X from tokens already generated"},
+    {"frequency-penalty", 0, CLI_REAL, AT(frequency_penalty), -10, 10, "X",
+     "subtract X for each time a token was generated"},
+    {"logit-bias", 0, CLI_BIAS, AT(logit_bias), 0, 0, "ID=BIAS", "add BIAS to a token's logit; may be repeated"},
+    {"stop", 0, CLI_LIST, AT(stop), 0, 0, "TEXT", "end before TEXT; may be repeated"},
+    {"seed", 0, CLI_U64, AT(seed), 0, 0, "N", "seed of the sampler: the same seed gives the same text (default: 0)"},
+    END};
+
+const cli_option cli_figure_options[] = {
+    {"timing", 0, CLI_FLAG, AT(timing), 0, 0, NULL, "print speed, hit rate, bytes read and memory on standard error"},
+    END};
+
+const cli_option cli_json_options[] = {
+    {"json", 'j', CLI_FLAG, AT(json), 0, 0, NULL, "one JSON document on standard output"}, END};
+
+const cli_option cli_bench_options[] = {
+    {"warmup", 0, CLI_INT, AT(warmup), 0, 1 << 20, "N", "tokens decoded before measuring (default: 256)"},
+    {"tokens", 0, CLI_INT, AT(tokens), 0, 1 << 20, "N", "tokens decoded per repetition (default: 128)"},
+    {"prefill", 0, CLI_INT, AT(prefill), 0, 1 << 20, "N", "tokens of the prefill; 0: none (default: 512)"},
+    {"repeat", 0, CLI_INT, AT(repeat), 1, 1000, "N", "repetitions; medians are shown (default: 3)"},
+    {"ids", 0, CLI_TEXT, AT(ids), 0, 0, "FILE",
+     "token ids to force (numbers, or a JSON array); default: a built-in text"},
+    {"no-replay", 0, CLI_FLAG, AT(no_replay), 0, 0, NULL, "skip the replay of reads and with it the causal bound"},
+    END};
+
+const cli_option cli_eval_options[] = {
+    {"window", 0, CLI_INT, AT(window), 2, 1 << 24, "N",
+     "tokens evaluated as one sequence (default: all, at most the context)"},
+    {"tokens", 0, CLI_INT, AT(tokens), 2, INT_MAX, "N", "use only the first N tokens of the text"},
+    {"reference", 0, CLI_TEXT, AT(reference), 0, 0, "FILE", "recorded log probabilities to compare with: KL and top-1"},
+    END};
+
+const cli_option cli_tokenize_options[] = {
+    {"file", 'f', CLI_TEXT, AT(file), 0, 0, "FILE", "read the text from FILE (- for standard input)"},
+    {"pieces", 'p', CLI_FLAG, AT(pieces), 0, 0, NULL, "one token per line: id and piece"},
+    {"decode", 'd', CLI_FLAG, AT(decode), 0, 0, NULL, "the other way: ids to text"},
+    {"special", 0, CLI_FLAG, AT(special), 0, 0, NULL, "control tokens written in the text become their ids"},
+    {"no-bos", 0, CLI_FLAG, AT(no_bos), 0, 0, NULL, "do not add what the model puts before a text"},
+    END};
+
+const cli_option cli_synth_options[] = {
+    {"format", 0, CLI_CHOICE, AT(format), 0, 0, "q4_0-gguf|mlx4", "format of the checkpoint (default: q4_0-gguf)"},
+    {"layers", 0, CLI_INT, AT(layers), 1, 1024, "N", "layers, instead of the shape's"},
+    {"experts", 0, CLI_INT, AT(experts), 1, 4096, "N", "experts, instead of the shape's"},
+    {"seed", 0, CLI_U64, AT(seed), 0, 0, "N", "seed of the weights (default: 0)"},
+    {"force", 0, CLI_FLAG, AT(force), 0, 0, NULL, "overwrite OUT"},
+    END};
+
+const cli_option cli_common_options[] = {
+    {"log-level", 0, CLI_LEVEL, AT(log_level), 0, 0, "error|warn|info|debug", "what the engine logs (default: warn)"},
+    {"verbose", 'v', CLI_SET, AT(log_level), SL_LOG_INFO, 0, NULL, "the same as --log-level info"},
+    {"quiet", 'q', CLI_FLAG, AT(quiet), 0, 0, NULL, "no progress, no notes"},
+    {"help", 'h', CLI_FLAG, AT(help), 0, 0, NULL, "show this"},
+    END};

@@ -143,8 +143,10 @@ static bool forget(sl_mem *m, const void *p, block *out) {
 
 void sl_mem_span_free(sl_mem *m, void *p) {
     block b;
+    if (!p)
+        return;
     pthread_mutex_lock(&m->mutex);
-    if (p && forget(m, p, &b)) {
+    if (forget(m, p, &b)) {
         munmap(b.base, b.bytes);
         give_budget(m, b.bytes, b.use);
     }
@@ -172,8 +174,10 @@ void *sl_mem_slab(sl_mem *m, sl_use use, sl_error *err) {
 
 void sl_mem_slab_free(sl_mem *m, void *slab) {
     block b;
+    if (!slab)
+        return;
     pthread_mutex_lock(&m->mutex);
-    if (slab && forget(m, slab, &b)) {
+    if (forget(m, slab, &b)) {
         void *list = m->empty;
         m->used[b.use] -= b.bytes;
         if (b.slab && sl_grow(&list, &m->empty_capacity, m->empty_count + 1, sizeof *m->empty)) {

@@ -3,23 +3,31 @@
  * y[i][r] = sum over k of x[i][k] * W[r][k]: W is any sl_matrix (quant/quant.h), read in its file's own bytes at any
  * address and never past the end of a row. One row (decode) streams the weights; many rows (prefill) share a tile of
  * unpacked weights: the bits of y do not depend on which, nor on n, on the other rows, on how callers cut the row
- * range, or on the instruction set. May include: quant, base. Called by ops. Other operations of the forward pass:
- * cpu_ops.h.
+ * range, or on the instruction set.
  *
- * Numbers, mode q8
- *   Activations. Each row is cut into blocks of 32 (the last padded with zeros). amax = max |x| of the block; d = amax
- * / 127; q = x * (127 / amax) rounded to nearest even, an int8 in -127..127. A block with amax < 2^-100 counts as
- * zeros. A block that holds a NaN or an infinity gets d = NaN and q = 0: its row of y is NaN, never a plausible number.
- * xs = d * (float)(sum of q). Weights. 32 codes of a row times 32 q make one exact integer I_b (constant offsets of
- * codes included; Q6_K: the two int8 sub-scales too). s_b and m_b are scale and bias of the block in f32: s = d (Q4_0,
- * Q5_0, Q8_0, Q6_K), s = d, m = m (Q4_1, Q5_1, affine), s = d * sc, m = -(dmin * min) (Q4_K, Q5_K). Sum. Four partial
- * sums from +0, blocks b ascending, b into number b mod 4: a = fma(s_b * d_b, (float)I_b, a), then, for formats with a
- * bias, a = fma(m_b, xs_b, a) and y = (a0 + a2) + (a1 + a3). Why so: a matvec reduces the integers of 4 rows x 4 blocks
- * to one 16-lane vector, and does the f32 work on that; a tile has rows as lanes and walks the blocks by b mod 4. Both
- * give these bits. F32, F16, BF16 weights. Activations stay f32. 16 partial sums p[k mod 16] = fma(x_k, w_k, p), k
- * ascending, folded in halves: p[j] += p[j + 8] for j < 8, then + 4, + 2, + 1. Mode exact (scalar code, the oracle; any
- * format): f32 activations and dequantised weights, 8 partial sums by k mod 8 in double, folded in halves, rounded to
- * f32 once.
+ * May include: quant, base. Called by ops. Other operations of the forward pass: cpu_ops.h.
+ *
+ * Mode q8, activations. Each row is cut into blocks of 32, the last padded with zeros. amax = max |x| of the block;
+ * d = amax / 127; q = x * (127 / amax) rounded to nearest even, an int8 in -127..127; xs = d * (float)(sum of q).
+ * A block with amax < 2^-100 counts as zeros. A block that holds a NaN or an infinity gets d = xs = NaN and q = 0: its
+ * row of y is NaN, never a plausible number.
+ *
+ * Mode q8, weights. 32 codes of a row times 32 q make one exact integer I_b, constant offsets of codes and Q6_K's two
+ * int8 sub-scales included. s_b and m_b are scale and bias of the block in f32:
+ *     Q4_0, Q5_0, Q8_0, Q6_K   s = d
+ *     Q4_1, Q5_1, affine       s = d (scale), m = m (bias)
+ *     Q4_K, Q5_K               s = d * sc, m = -(dmin * min)
+ *
+ * Mode q8, sum. Four partial sums from +0, blocks b ascending, b into number b mod 4:
+ *     a = fma(s_b * d_b, (float)I_b, a), then, for formats with a bias, a = fma(m_b, xs_b, a)
+ * and y = (a0 + a2) + (a1 + a3). Why so: a matvec reduces the integers of 4 rows x 4 blocks to one 16-lane vector and
+ * does the f32 work on that; a tile has rows as lanes and walks the blocks by b mod 4. Both give these bits.
+ *
+ * Mode q8, F32, F16, BF16 weights. Activations stay f32. 16 partial sums p[k mod 16] = fma(x_k, w_k, p), k ascending,
+ * folded in halves: p[j] += p[j + 8] for j < 8, then + 4, + 2, + 1.
+ *
+ * Mode exact (scalar code, the oracle; any format). f32 activations and dequantised weights, 8 partial sums by k mod 8
+ * in double, folded in halves, rounded to f32 once.
  *
  * Equal bits are promised for finite input; where a NaN appears it appears everywhere, but its payload may differ. */
 #ifndef SL_CPU_H
@@ -44,8 +52,7 @@ typedef struct cpu_rows {
     int64_t n;
     const float *x; /* f32 rows at x + r * ldx: read for F32, F16, BF16 weights and in mode exact; else may be NULL */
     int64_t ldx;
-    const void
-        *q; /* rows made by `quantize`, 64-byte aligned: read for the other formats in mode q8; else may be NULL */
+    const void *q; /* rows made by `quantize`, 64-byte aligned: read for other formats in mode q8; else may be NULL */
     const int32_t *index; /* row i of y is made from row index[i] of x and q; NULL: from row i */
 } cpu_rows;
 

@@ -1,0 +1,163 @@
+/* Matrix products with F32, F16 and BF16 weights, written once on 16-wide vectors and compiled by each instruction
+ * set's file. One vector of partial sums per (row of W, row of activations); as many are held at a time as there are
+ * registers, so that a weight is loaded and converted once per FLOAT_ACTS rows of activations. */
+#ifndef SL_CPU_FLOAT_IMPL_H
+#define SL_CPU_FLOAT_IMPL_H
+
+#include "cpu/cpu_math.h"
+#include "cpu/cpu_matmul.h"
+#include "quant/quant_bits.h"
+
+#include <math.h>
+
+#if defined(__AVX512F__)
+enum { FLOAT_ROWS = 4, FLOAT_ACTS = 4 };
+#else
+enum { FLOAT_ROWS = 2, FLOAT_ACTS = 2 };
+#endif
+
+/* a * b + c, one rounding */
+V_INLINE v16 v16_fma(v16 a, v16 b, v16 c) {
+#if defined(__AVX512F__)
+    return (v16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    __m256 x[2], y[2], z[2];
+    memcpy(x, &a, sizeof x);
+    memcpy(y, &b, sizeof y);
+    memcpy(z, &c, sizeof z);
+    z[0] = _mm256_fmadd_ps(x[0], y[0], z[0]);
+    z[1] = _mm256_fmadd_ps(x[1], y[1], z[1]);
+    memcpy(&c, z, sizeof z);
+    return c;
+#else
+    for (int i = 0; i < 16; i++) {
+        c[i] = fmaf(a[i], b[i], c[i]);
+    }
+    return c;
+#endif
+}
+
+V_INLINE int64_t weight_bytes(sl_format_id f) {
+    return f == SL_F32 ? 4 : 2;
+}
+
+V_INLINE v16 load_weights(sl_format_id f, const uint8_t *p) {
+    if (f == SL_F32) {
+        v16 v;
+        memcpy(&v, p, sizeof v);
+        return v;
+    }
+    if (f == SL_F16) {
+        return v16_load_f16(p);
+    }
+    typedef uint16_t v16u16 __attribute__((vector_size(32)));
+    v16u16 h;
+    memcpy(&h, p, sizeof h);
+    return (v16)(__builtin_convertvector(h, v16i) << 16);
+}
+
+V_INLINE float weight_at(sl_format_id f, const uint8_t *p) {
+    return f == SL_F32 ? quant_f32(p) : f == SL_F16 ? sl_f16_to_f32(quant_u16(p)) : sl_bf16_to_f32(quant_u16(p));
+}
+
+/* R rows of W (each `stride` bytes after the one before) times A rows of activations. */
+V_INLINE void float_block(sl_format_id f, int R, int A, const uint8_t *w, uint64_t stride, const float *const *x,
+                          int64_t cols, float out[4][4]) {
+    v16 sum[4][4];
+    int64_t k = 0;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+        for (int a = 0; a < A; a++) {
+            sum[r][a] = v16_set(0.0f);
+        }
+    }
+    for (; k + 16 <= cols; k += 16) {
+        v16 xv[4];
+#pragma GCC unroll 4
+        for (int a = 0; a < A; a++) {
+            xv[a] = v16_load(x[a] + k);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            v16 wv = load_weights(f, w + (uint64_t)r * stride + k * weight_bytes(f));
+#pragma GCC unroll 4
+            for (int a = 0; a < A; a++) {
+                sum[r][a] = v16_fma(xv[a], wv, sum[r][a]);
+            }
+        }
+    }
+    for (int r = 0; r < R; r++) {
+        for (int a = 0; a < A; a++) {
+            float p[16];
+            v16_store(p, sum[r][a]);
+            for (int64_t t = k; t < cols; t++) {
+                p[t - k] = fmaf(x[a][t], weight_at(f, w + (uint64_t)r * stride + t * weight_bytes(f)), p[t - k]);
+            }
+            out[r][a] = v16_sum(v16_load(p));
+        }
+    }
+}
+
+/* y[a * ldy + k] = row r + k of W times row i + a of in, k < R, a < A. */
+V_INLINE void float_store(sl_format_id f, int R, int A, const sl_matrix *w, int64_t r, const cpu_rows *in, int64_t i,
+                          float *y, int64_t ldy) {
+    const float *x[4];
+    float out[4][4];
+    for (int a = 0; a < A; a++) {
+        x[a] = cpu_rows_x(in, i + a);
+    }
+    float_block(f, R, A, w->part[0] + (uint64_t)r * w->row_bytes[0], w->row_bytes[0], x, w->cols, out);
+    for (int a = 0; a < A; a++) {
+        for (int k = 0; k < R; k++) {
+            y[a * ldy + k] = out[k][a];
+        }
+    }
+}
+
+/* y[i * ldy + r - row0], i0 <= i < i1 */
+V_INLINE void float_rows(sl_format_id f, const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i0,
+                         int64_t i1, float *y, int64_t ldy) {
+    int64_t r = row0, i = i0;
+    for (; r + FLOAT_ROWS <= row1; r += FLOAT_ROWS) {
+        for (i = i0; i + FLOAT_ACTS <= i1; i += FLOAT_ACTS) {
+            float_store(f, FLOAT_ROWS, FLOAT_ACTS, w, r, in, i, y + i * ldy + r - row0, ldy);
+        }
+        for (; i < i1; i++) {
+            float_store(f, FLOAT_ROWS, 1, w, r, in, i, y + i * ldy + r - row0, ldy);
+        }
+    }
+    for (; r < row1; r++) {
+        for (i = i0; i < i1; i++) {
+            float_store(f, 1, 1, w, r, in, i, y + i * ldy + r - row0, ldy);
+        }
+    }
+}
+
+/* Panels of 32 x 32 rows, so that one of W and one of activations stay in the second cache level. */
+V_INLINE void float_panels(sl_format_id f, const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, float *y,
+                           int64_t ldy) {
+    enum { PANEL = 32 };
+    int64_t step = in->n > 1 ? PANEL : row1 - row0;
+    for (int64_t r = row0; r < row1; r += step) {
+        for (int64_t i = 0; i < in->n; i += PANEL) {
+            float_rows(f, w, r, sl_min_i64(r + step, row1), in, i, sl_min_i64(i + PANEL, in->n), y + r - row0, ldy);
+        }
+    }
+}
+
+static void cpu_matmul_float(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, float *y,
+                             int64_t ldy) {
+    switch (w->format) {
+    case SL_F16:
+        float_panels(SL_F16, w, row0, row1, in, y, ldy);
+        break;
+    case SL_BF16:
+        float_panels(SL_BF16, w, row0, row1, in, y, ldy);
+        break;
+    default:
+        float_panels(SL_F32, w, row0, row1, in, y, ldy);
+    }
+}
+
+#endif

@@ -1,0 +1,238 @@
+/* The driver of the matrix products: which instruction set, matvec or tile, and the fused gate and up. */
+#include "cpu/cpu_matmul.h"
+
+#include "cpu/cpu_math.h"
+
+#include <string.h>
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+/* ---- sizes
+ * ------------------------------------------------------------------------------------------------------------ */
+
+uint64_t cpu_act_bytes(int64_t cols) {
+    return (uint64_t)cpu_act_blocks(cols) * CPU_ACT_BLOCK;
+}
+
+/* Tiles of gate and up, then the panel of an affine matrix's scales and biases. */
+uint64_t cpu_scratch_bytes(int64_t cols) {
+    return 2 * cpu_tile_bytes(cols) + 2 * cpu_panel_bytes(cols);
+}
+
+static void *panel_of(void *scratch, int64_t cols) {
+    return (char *)scratch + 2 * cpu_tile_bytes(cols);
+}
+
+/* ---- matmul
+ * ------------------------------------------------------------------------------------------------------------- */
+
+/* Few rows of activations: each reads the same small chunk of weights, from the first cache level after the first. */
+static void matmul_by_rows(const cpu_matmul_isa *isa, const sl_matrix *w, int64_t row0, int64_t row1,
+                           const cpu_rows *in, float *y, int64_t ldy, void *scratch) {
+    enum { CHUNK = 16 };
+    void *panel = panel_of(scratch, w->cols);
+    int64_t step = in->n > 1 ? CHUNK : row1 - row0;
+    for (int64_t r = row0; r < row1; r += step) {
+        for (int64_t i = 0; i < in->n; i++) {
+            isa->matvec(w, r, sl_min_i64(r + step, row1), in, i, y + i * ldy + r - row0, panel);
+        }
+    }
+}
+
+static void matmul_by_tiles(const cpu_matmul_isa *isa, const sl_matrix *w, int64_t row0, int64_t row1,
+                            const cpu_rows *in, float *y, int64_t ldy, void *scratch) {
+    _Alignas(64) float out[CPU_TILE_ACTS * CPU_TILE_ROWS];
+    for (int64_t r = row0; r < row1; r += isa->tile_rows) {
+        int64_t rows = sl_min_i64(isa->tile_rows, row1 - r);
+        isa->pack(w, r, rows, scratch, panel_of(scratch, w->cols));
+        for (int64_t i = 0, left = in->n; left > 0;) {
+            /* Groups as equal as can be: a last group of one would use a quarter of the machine. */
+            int64_t groups = (left + isa->tile_acts - 1) / isa->tile_acts, acts = (left + groups - 1) / groups;
+            isa->mul(w, scratch, in, i, acts, out);
+            for (int64_t a = 0; a < acts; a++) {
+                memcpy(y + (i + a) * ldy + r - row0, out + a * isa->tile_rows, (size_t)rows * sizeof *y);
+            }
+            i += acts;
+            left -= acts;
+        }
+    }
+}
+
+static bool use_tiles(const cpu_matmul_isa *isa, const cpu_rows *in) {
+    return isa->pack && in->n >= isa->tile_from;
+}
+
+/* y[i * ldy + r - row0]: here and above, y begins at row0. */
+static void matmul(const cpu_matmul_isa *isa, const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in,
+                   float *y, int64_t ldy, void *scratch) {
+    if (cpu_is_float(w->format)) {
+        isa->matmul_float(w, row0, row1, in, y, ldy);
+    } else if (use_tiles(isa, in)) {
+        matmul_by_tiles(isa, w, row0, row1, in, y, ldy, scratch);
+    } else {
+        matmul_by_rows(isa, w, row0, row1, in, y, ldy, scratch);
+    }
+}
+
+/* ---- gate and up
+ * ---------------------------------------------------------------------------------------------------------- */
+
+/* gate goes to h; up, a chunk of rows at a time, beside it. */
+static void gate_up_by_rows(const cpu_matmul_isa *isa, const sl_matrix *gate, const sl_matrix *up, int64_t row0,
+                            int64_t row1, const cpu_rows *in, float *h, int64_t ldh, void *scratch) {
+    float chunk[CPU_CHUNK_ROWS];
+    cpu_rows one = *in;
+    one.n = 1;
+    int64_t step = in->n > 1 ? CPU_CHUNK_ROWS : row1 - row0;
+    for (int64_t r = row0; r < row1; r += step) {
+        int64_t end = sl_min_i64(r + step, row1);
+        matmul(isa, gate, r, end, in, h + r - row0, ldh, scratch);
+        for (int64_t i = 0; i < in->n; i++) {
+            int32_t at = (int32_t)cpu_rows_at(in, i);
+            one.index = &at;
+            for (int64_t c = r; c < end; c += CPU_CHUNK_ROWS) {
+                int64_t n = sl_min_i64(CPU_CHUNK_ROWS, end - c);
+                float *out = h + i * ldh + c - row0;
+                matmul(isa, up, c, c + n, &one, chunk, 0, scratch);
+                isa->silu_mul(out, out, chunk, n);
+            }
+        }
+    }
+}
+
+static void gate_up_by_tiles(const cpu_matmul_isa *isa, const sl_matrix *gate, const sl_matrix *up, int64_t row0,
+                             int64_t row1, const cpu_rows *in, float *h, int64_t ldh, void *scratch) {
+    _Alignas(64) float g[CPU_TILE_ACTS * CPU_TILE_ROWS], u[CPU_TILE_ACTS * CPU_TILE_ROWS];
+    char *tile = scratch, *tile_up = tile + cpu_tile_bytes(in->cols);
+    for (int64_t r = row0; r < row1; r += isa->tile_rows) {
+        int64_t rows = sl_min_i64(isa->tile_rows, row1 - r);
+        isa->pack(gate, r, rows, tile, panel_of(scratch, in->cols));
+        isa->pack(up, r, rows, tile_up, panel_of(scratch, in->cols));
+        for (int64_t i = 0, left = in->n; left > 0;) {
+            int64_t groups = (left + isa->tile_acts - 1) / isa->tile_acts, acts = (left + groups - 1) / groups;
+            isa->mul(gate, tile, in, i, acts, g);
+            isa->mul(up, tile_up, in, i, acts, u);
+            for (int64_t a = 0; a < acts; a++) {
+                isa->silu_mul(h + (i + a) * ldh + r - row0, g + a * isa->tile_rows, u + a * isa->tile_rows, rows);
+            }
+            i += acts;
+            left -= acts;
+        }
+    }
+}
+
+static void gate_up(const cpu_matmul_isa *isa, const sl_matrix *gate, const sl_matrix *up, int64_t row0, int64_t row1,
+                    const cpu_rows *in, float *h, int64_t ldh, void *scratch) {
+    bool quantized = !cpu_is_float(gate->format) && !cpu_is_float(up->format);
+    if (quantized && use_tiles(isa, in)) {
+        gate_up_by_tiles(isa, gate, up, row0, row1, in, h, ldh, scratch);
+    } else {
+        gate_up_by_rows(isa, gate, up, row0, row1, in, h, ldh, scratch);
+    }
+}
+
+/* ---- mode exact
+ * ------------------------------------------------------------------------------------------------------------ */
+
+static void quantize_exact(const float *x, int64_t ldx, int64_t n, int64_t cols, void *q) {}
+
+static void matmul_exact(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, float *y, int64_t ldy,
+                         void *scratch) {
+    cpu_matmul_exact(w, row0, row1, in, y + row0, ldy);
+}
+
+static void gate_up_exact(const sl_matrix *gate, const sl_matrix *up, int64_t row0, int64_t row1, const cpu_rows *in,
+                          float *h, int64_t ldh, void *scratch) {
+    float u[CPU_CHUNK_ROWS];
+    cpu_matmul_exact(gate, row0, row1, in, h + row0, ldh);
+    cpu_rows one = *in;
+    one.n = 1;
+    for (int64_t i = 0; i < in->n; i++) {
+        int32_t at = (int32_t)cpu_rows_at(in, i);
+        one.index = &at;
+        for (int64_t r = row0; r < row1; r += CPU_CHUNK_ROWS) {
+            int64_t rows = sl_min_i64(CPU_CHUNK_ROWS, row1 - r);
+            cpu_matmul_exact(up, r, r + rows, &one, u, 0);
+            v16_silu_mul(h + i * ldh + r, h + i * ldh + r, u, rows);
+        }
+    }
+}
+
+static const cpu_kernels exact = {"exact", quantize_exact, matmul_exact, gate_up_exact};
+
+/* ---- tables
+ * ------------------------------------------------------------------------------------------------------------------ */
+
+/* The public functions of one instruction set. */
+#define KERNELS(isa)                                                                                                   \
+    static void quantize_##isa(const float *x, int64_t ldx, int64_t n, int64_t cols, void *q) {                        \
+        for (int64_t i = 0; i < n; i++) {                                                                              \
+            cpu_matmul_##isa.quantize_row(x + i * ldx, cols, (char *)q + (uint64_t)i * cpu_act_bytes(cols));           \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static void matmul_##isa(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, float *y,             \
+                             int64_t ldy, void *scratch) {                                                             \
+        matmul(&cpu_matmul_##isa, w, row0, row1, in, y + row0, ldy, scratch);                                          \
+    }                                                                                                                  \
+    static void gate_up_##isa(const sl_matrix *gate, const sl_matrix *up, int64_t row0, int64_t row1,                  \
+                              const cpu_rows *in, float *h, int64_t ldh, void *scratch) {                              \
+        gate_up(&cpu_matmul_##isa, gate, up, row0, row1, in, h + row0, ldh, scratch);                                  \
+    }                                                                                                                  \
+    static const cpu_kernels kernels_##isa = {#isa, quantize_##isa, matmul_##isa, gate_up_##isa}
+
+KERNELS(scalar);
+#if defined(__x86_64__)
+KERNELS(avx512);
+#endif
+
+#if defined(__x86_64__)
+static bool have_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+static bool have_avx512(void) {
+    return have_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
+const cpu_kernels *cpu_kernels_get(cpu_isa isa) {
+    switch (isa) {
+    case CPU_SCALAR:
+        return &kernels_scalar;
+#if defined(__x86_64__)
+    case CPU_AVX512:
+        return have_avx512() ? &kernels_avx512 : NULL;
+#endif
+    default:
+        return NULL;
+    }
+}
+
+cpu_isa cpu_isa_best(void) {
+    static const cpu_isa order[] = {CPU_AVX512, CPU_AVX2, CPU_NEON};
+    for (size_t i = 0; i < SL_COUNT(order); i++) {
+        if (cpu_kernels_get(order[i])) {
+            return order[i];
+        }
+    }
+    return CPU_SCALAR;
+}
+
+const cpu_kernels *cpu_kernels_named(const char *name) {
+    if (!name) {
+        return cpu_kernels_get(cpu_isa_best());
+    }
+    if (strcmp(name, exact.name) == 0) {
+        return &exact;
+    }
+    for (int i = 0; i < CPU_ISA_COUNT; i++) {
+        const cpu_kernels *k = cpu_kernels_get((cpu_isa)i);
+        if (k && strcmp(k->name, name) == 0) {
+            return k;
+        }
+    }
+    return NULL;
+}

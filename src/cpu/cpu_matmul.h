@@ -1,0 +1,148 @@
+/* cpu_matmul: what the driver of the matrix products (cpu_matmul.c) and the instruction sets agree on. Private to cpu.
+ *
+ * An instruction set brings a matvec (rows of W times one row of activations), and may bring a tile: up to `tile_rows`
+ * rows of W unpacked into scratch once, then multiplied with up to `tile_acts` rows of activations at a time. */
+#ifndef SL_CPU_MATMUL_H
+#define SL_CPU_MATMUL_H
+
+#include "cpu/cpu.h"
+
+#include <string.h>
+
+#define CPU_INLINE static inline __attribute__((always_inline, unused))
+
+enum {
+    CPU_TILE_ROWS = 32, /* at most */
+    CPU_TILE_ACTS = 8,  /* at most */
+    CPU_CHUNK_ROWS = 64 /* of gate or up rows kept before they are combined */
+};
+
+/* ---- a quantised row of activations ------------------------------------------------------------------------------
+ * Structure of arrays; every array holds whole groups of 16 blocks, zeros behind the last, and is 64-byte aligned. */
+
+typedef struct cpu_act {
+    const int8_t *q; /* [blocks][32] */
+    const int8_t
+        *even_odd;   /* [blocks][32]: q of even columns, then of odd: MLX's 4-bit codes are nibbles in that order */
+    const float *d;  /* [blocks] */
+    const float *xs; /* [blocks] d * (float)(sum of q) */
+    /* Constant offsets of codes, as integers: -offset * (sum of q) for codes stored with that offset. */
+    const int32_t *neg8;   /* [blocks] */
+    const int32_t *neg16;  /* [blocks] */
+    const int32_t *neg128; /* [blocks] */
+    const int32_t *neg32;  /* [blocks][2]: of each half block, for Q6_K */
+} cpu_act;
+
+/* Bytes of each array per block, in the order of cpu_act, and where each begins. */
+enum {
+    CPU_ACT_EVEN_ODD = 32,
+    CPU_ACT_D = 64,
+    CPU_ACT_XS = 68,
+    CPU_ACT_NEG8 = 72,
+    CPU_ACT_NEG16 = 76,
+    CPU_ACT_NEG128 = 80,
+    CPU_ACT_NEG32 = 84,
+    CPU_ACT_BLOCK = 92
+};
+
+CPU_INLINE int64_t cpu_blocks(int64_t cols) {
+    return (cols + 31) / 32;
+}
+
+/* Blocks that a quantised row has room for. */
+CPU_INLINE int64_t cpu_act_blocks(int64_t cols) {
+    return (cpu_blocks(cols) + 15) / 16 * 16;
+}
+
+CPU_INLINE cpu_act cpu_act_row(const void *q, int64_t cols, int64_t row) {
+    int64_t n = cpu_act_blocks(cols);
+    const char *p = (const char *)q + row * n * CPU_ACT_BLOCK;
+    return (cpu_act){
+        .q = (const int8_t *)p,
+        .even_odd = (const int8_t *)(p + n * CPU_ACT_EVEN_ODD),
+        .d = (const float *)(p + n * CPU_ACT_D),
+        .xs = (const float *)(p + n * CPU_ACT_XS),
+        .neg8 = (const int32_t *)(p + n * CPU_ACT_NEG8),
+        .neg16 = (const int32_t *)(p + n * CPU_ACT_NEG16),
+        .neg128 = (const int32_t *)(p + n * CPU_ACT_NEG128),
+        .neg32 = (const int32_t *)(p + n * CPU_ACT_NEG32),
+    };
+}
+
+CPU_INLINE int64_t cpu_rows_at(const cpu_rows *in, int64_t i) {
+    return in->index ? in->index[i] : i;
+}
+
+CPU_INLINE cpu_act cpu_rows_act(const cpu_rows *in, int64_t i) {
+    return cpu_act_row(in->q, in->cols, cpu_rows_at(in, i));
+}
+
+CPU_INLINE const float *cpu_rows_x(const cpu_rows *in, int64_t i) {
+    return in->x + cpu_rows_at(in, i) * in->ldx;
+}
+
+/* ---- quantising ----------------------------------------------------------------------------------------------------
+ */
+
+/* amax's bits from which on a block is not finite, and below which it counts as zeros (2^-100). */
+#define CPU_BITS_INFINITE 0x7f800000u
+#define CPU_BITS_LEAST    0x0d800000u
+
+/* ---- formats -------------------------------------------------------------------------------------------------------
+ */
+
+CPU_INLINE bool cpu_is_float(sl_format_id f) {
+    return f == SL_F32 || f == SL_F16 || f == SL_BF16;
+}
+
+CPU_INLINE bool cpu_is_affine(sl_format_id f) {
+    return f == SL_AFFINE4 || f == SL_AFFINE8;
+}
+
+CPU_INLINE bool cpu_has_bias(sl_format_id f) {
+    return f == SL_Q4_1 || f == SL_Q5_1 || f == SL_Q4_K || f == SL_Q5_K || cpu_is_affine(f);
+}
+
+/* ---- instruction sets -----------------------------------------------------------------------------------------------
+ */
+
+/* y[r - row0] = row r of w times row i of in, rows row0 .. row1 - 1. scratch as in cpu_kernels. */
+typedef void cpu_matvec_fn(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,
+                           void *scratch);
+/* Unpacks rows row0 .. row0 + rows - 1 (rows <= tile_rows) into tile, cpu_tile_bytes. */
+typedef void cpu_tile_pack_fn(const sl_matrix *w, int64_t row0, int64_t rows, void *tile, void *scratch);
+/* out[a][tile_rows] = the tile's rows times rows i .. i + acts - 1 of in; lanes beyond the packed rows are anything. */
+typedef void cpu_tile_mul_fn(const sl_matrix *w, const void *tile, const cpu_rows *in, int64_t i, int64_t acts,
+                             float *out);
+
+typedef struct cpu_matmul_isa {
+    const char *name;
+    void (*quantize_row)(const float *x, int64_t cols, void *q);
+    cpu_matvec_fn *matvec;  /* quantised formats */
+    cpu_tile_pack_fn *pack; /* quantised formats; NULL: this set has no tile */
+    cpu_tile_mul_fn *mul;
+    int64_t tile_rows, tile_acts;
+    int64_t tile_from; /* least number of rows of activations for which the tile is faster */
+    /* Float formats: y[i * ldy + r - row0] for all rows i of in. */
+    void (*matmul_float)(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, float *y, int64_t ldy);
+    void (*silu_mul)(float *h, const float *gate, const float *up, int64_t n);
+} cpu_matmul_isa;
+
+extern const cpu_matmul_isa cpu_matmul_scalar, cpu_matmul_avx2, cpu_matmul_avx512, cpu_matmul_neon;
+
+/* Mode exact: y[i * ldy + r - row0]. */
+void cpu_matmul_exact(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, float *y, int64_t ldy);
+
+/* The greatest record a tile keeps per block, for 32 rows: 32 codes, scale, bias or two integer sub-scales. */
+enum { CPU_TILE_BLOCK = CPU_TILE_ROWS * (32 + 4 + 8) };
+
+CPU_INLINE uint64_t cpu_tile_bytes(int64_t cols) {
+    return (uint64_t)cpu_act_blocks(cols) * CPU_TILE_BLOCK;
+}
+
+/* Scales and biases of 4 rows of an affine matrix, as f32: [group][4 rows], readable up to a multiple of 16 blocks. */
+CPU_INLINE uint64_t cpu_panel_bytes(int64_t cols) {
+    return (uint64_t)(cpu_act_blocks(cols) + 16) * 4 * sizeof(float);
+}
+
+#endif

@@ -1,0 +1,252 @@
+/* AVX-512: activations to int8, and the product of a matrix with one row of activations.
+ *
+ * The matvec does 4 rows x 4 blocks at a time: two dot instructions (64 products each) per row, a 4 x 4 transpose and
+ * add of the integers, and one multiply and one or two fused multiply-adds for 16 sums: about 3 vector instructions per
+ * block of 32 weights, a quarter of what the cores can do in the time that memory needs to bring the block. */
+#include "cpu/cpu_avx512.h"
+#include "cpu/cpu_float_impl.h"
+#include "cpu/cpu_tile_avx512.h"
+
+/* ---- activations
+ * ------------------------------------------------------------------------------------------------------------- */
+
+CPU_INLINE uint32_t block_amax(__m512 a, __m512 b) {
+    const __m512i mask = _mm512_set1_epi32(0x7fffffff);
+    __m512i x = _mm512_and_si512(_mm512_castps_si512(a), mask), y = _mm512_and_si512(_mm512_castps_si512(b), mask);
+    return _mm512_reduce_max_epu32(_mm512_max_epu32(x, y));
+}
+
+/* One block to its place; a, b are its 32 values. */
+CPU_INLINE void quantize_block(__m512 a, __m512 b, const cpu_act *out, int64_t at) {
+    uint32_t amax = block_amax(a, b);
+    float d = 0;
+    __m512i qa = _mm512_setzero_si512(), qb = qa;
+    if (amax >= CPU_BITS_INFINITE) {
+        d = quant_float_of(0x7fc00000);
+    } else if (amax >= CPU_BITS_LEAST) {
+        __m512 inverse = _mm512_set1_ps(127.0f / quant_float_of(amax));
+        d = quant_float_of(amax) / 127.0f;
+        qa = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
+        qb = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
+    }
+    __m128i lo = _mm512_cvtepi32_epi8(qa), hi = _mm512_cvtepi32_epi8(qb);
+    const __m128i split = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    __m128i l = _mm_shuffle_epi8(lo, split), h = _mm_shuffle_epi8(hi, split);
+    _mm_store_si128((__m128i *)(out->q + 32 * at), lo);
+    _mm_store_si128((__m128i *)(out->q + 32 * at + 16), hi);
+    _mm_store_si128((__m128i *)(out->even_odd + 32 * at), _mm_unpacklo_epi64(l, h));
+    _mm_store_si128((__m128i *)(out->even_odd + 32 * at + 16), _mm_unpackhi_epi64(l, h));
+    int32_t half0 = _mm512_reduce_add_epi32(qa), half1 = _mm512_reduce_add_epi32(qb), sum = half0 + half1;
+    ((float *)out->d)[at] = d;
+    ((float *)out->xs)[at] = d * (float)sum;
+    ((int32_t *)out->neg8)[at] = -8 * sum;
+    ((int32_t *)out->neg16)[at] = -16 * sum;
+    ((int32_t *)out->neg128)[at] = -128 * sum;
+    ((int32_t *)out->neg32)[2 * at] = -32 * half0;
+    ((int32_t *)out->neg32)[2 * at + 1] = -32 * half1;
+}
+
+CPU_INLINE __mmask16 first_lanes(int64_t n) {
+    return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1);
+}
+
+static void quantize_row(const float *x, int64_t cols, void *q) {
+    cpu_act out = cpu_act_row(q, cols, 0);
+    int64_t b = 0;
+    for (; 32 * b + 32 <= cols; b++) {
+        quantize_block(_mm512_loadu_ps(x + 32 * b), _mm512_loadu_ps(x + 32 * b + 16), &out, b);
+    }
+    for (; b < cpu_act_blocks(cols); b++) {
+        int64_t left = cols - 32 * b;
+        __m512 lo = _mm512_maskz_loadu_ps(first_lanes(left), x + 32 * b);
+        __m512 hi = _mm512_maskz_loadu_ps(first_lanes(left - 16), x + 32 * b + 16);
+        quantize_block(lo, hi, &out, b);
+    }
+}
+
+/* ---- one step
+ * ------------------------------------------------------------------------------------------------------------------ */
+
+/* What a step takes from the activations: codes as the weights' lo and hi, constants of four blocks over the four lanes
+ * of each. */
+typedef struct step_x {
+    __m512i lo, hi;
+    __m512i init_lo, init_hi;
+    __m512 d, xs;
+} step_x;
+
+CPU_INLINE __m512i lane_block(void) {
+    return _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+}
+
+/* Four values, one per block, to the first lane of each block. */
+CPU_INLINE __m512i in_first_lanes(const int32_t *p) {
+    return _mm512_maskz_permutexvar_epi32(0x1111, lane_block(), _mm512_castsi128_si512(load128(p)));
+}
+
+CPU_INLINE __m512 over_lanes(const float *p) {
+    return _mm512_permutexvar_ps(lane_block(), _mm512_castps128_ps512(_mm_load_ps(p)));
+}
+
+CPU_INLINE step_x load_x(sl_format_id f, const cpu_act *a, int64_t b) {
+    const int8_t *q = (f == SL_AFFINE4 ? a->even_odd : a->q) + 32 * b;
+    codes c = from_whole(load512(q), load512(q + 64));
+    step_x x = {.lo = c.lo, .hi = c.hi, .d = over_lanes(a->d + b)};
+    x.init_lo = x.init_hi = _mm512_setzero_si512();
+    if (f == SL_Q4_0) {
+        x.init_lo = in_first_lanes(a->neg8 + b);
+    } else if (f == SL_Q5_0) {
+        x.init_lo = in_first_lanes(a->neg16 + b);
+    } else if (f == SL_Q8_0) {
+        x.init_lo = in_first_lanes(a->neg128 + b);
+    } else if (f == SL_Q6_K) {
+        __m512i v = _mm512_castsi256_si512(load256(a->neg32 + 2 * b)), two = _mm512_slli_epi32(lane_block(), 1);
+        x.init_lo = _mm512_maskz_permutexvar_epi32(0x1111, two, v);
+        x.init_hi = _mm512_maskz_permutexvar_epi32(0x1111, _mm512_add_epi32(two, _mm512_set1_epi32(1)), v);
+    }
+    if (cpu_has_bias(f)) {
+        x.xs = over_lanes(a->xs + b);
+    }
+    return x;
+}
+
+/* The integer sums of one row: the four lanes of block b add up to I_b. */
+CPU_INLINE __m512i row_sums(sl_format_id f, const uint8_t *p, int step, const step_x *x) {
+    codes c = load_codes(f, p, step);
+    if (f != SL_Q6_K) {
+        return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(x->init_lo, c.lo, x->lo), c.hi, x->hi);
+    }
+    __m512i sub = _mm512_castsi256_si512(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 192 + 8 * step))));
+    __m512i two = _mm512_slli_epi32(lane_block(), 1);
+    __m512i lo = _mm512_permutexvar_epi32(two, sub);
+    __m512i hi = _mm512_permutexvar_epi32(_mm512_add_epi32(two, _mm512_set1_epi32(1)), sub);
+    return _mm512_add_epi32(_mm512_mullo_epi32(_mm512_dpbusd_epi32(x->init_lo, c.lo, x->lo), lo),
+                            _mm512_mullo_epi32(_mm512_dpbusd_epi32(x->init_hi, c.hi, x->hi), hi));
+}
+
+/* Lane 4 * block + row = sum of that block's lanes of that row. */
+CPU_INLINE __m512i add_transposed(__m512i a, __m512i b, __m512i c, __m512i d) {
+    __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+}
+
+CPU_INLINE __m512 add_step(sl_format_id f, const uint8_t *const p[4], int step, const scales *s, const step_x *x,
+                           __mmask16 lanes, __m512 sum) {
+    __m512i i = add_transposed(row_sums(f, p[0], step, x), row_sums(f, p[1], step, x), row_sums(f, p[2], step, x),
+                               row_sums(f, p[3], step, x));
+    sum = _mm512_mask3_fmadd_ps(_mm512_mul_ps(s->s, x->d), _mm512_cvtepi32_ps(i), sum, lanes);
+    return cpu_has_bias(f) ? _mm512_mask3_fmadd_ps(s->m, x->xs, sum, lanes) : sum;
+}
+
+/* ---- the product
+ * ----------------------------------------------------------------------------------------------------------------- */
+
+/* How far ahead of the reader memory is asked for: rows are short, and the hardware's own streams stop at their ends.
+ */
+enum { PREFETCH_AHEAD = 4096 };
+
+CPU_INLINE void prefetch_lines(const uint8_t *p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) {
+        _mm_prefetch((const char *)p + i, _MM_HINT_T0);
+    }
+}
+
+/* y[0..3] = (a0 + a2) + (a1 + a3) of each row */
+CPU_INLINE __m128 fold(__m512 sum) {
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+CPU_INLINE __m128 dot_four(sl_format_id f, const sl_matrix *w, const four_rows *rows, const cpu_act *a, panel sides) {
+    const int64_t blocks = w->cols / 32, units = blocks / (4 * unit_steps(f));
+    const __m512i index = cpu_is_affine(f) ? panel_index(w->group) : _mm512_setzero_si512();
+    __m512 sum = _mm512_setzero_ps();
+    scales s[2];
+    if (cpu_is_affine(f)) {
+        panel_fill(w, rows->row, 1, sides.s);
+        panel_fill(w, rows->row, 2, sides.m);
+    }
+    for (int64_t u = 0; u < units; u++) {
+        const uint8_t *p[4];
+        for (int r = 0; r < 4; r++) {
+            p[r] = rows->p[r] + u * unit_bytes(f);
+        }
+        prefetch_lines(rows->p[0] + 4 * u * unit_bytes(f) + PREFETCH_AHEAD, 4 * unit_bytes(f));
+        if (!cpu_is_affine(f)) {
+            load_scales(f, p, s);
+        }
+        for (int k = 0; k < unit_steps(f); k++) {
+            int64_t step = u * unit_steps(f) + k;
+            step_x x = load_x(f, a, 4 * step);
+            if (cpu_is_affine(f)) {
+                s[k] = panel_scales(sides, index, step, w->group);
+            }
+            sum = add_step(f, p, k, &s[k], &x, 0xffff, sum);
+        }
+    }
+    int64_t left = blocks - 4 * unit_steps(f) * units;
+    if (left > 0) {
+        rest bytes;
+        four_rows tail = copy_rest(f, rows, units * unit_bytes(f), left, &bytes);
+        step_x x = load_x(f, a, 4 * units);
+        if (cpu_is_affine(f)) {
+            s[0] = panel_scales(sides, index, units, w->group);
+        } else {
+            load_scales(f, tail.p, s);
+        }
+        sum = add_step(f, tail.p, 0, &s[0], &x, (__mmask16)((1 << 4 * left) - 1), sum);
+    }
+    return fold(sum);
+}
+
+CPU_INLINE void matvec_format(sl_format_id f, const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a,
+                              float *y, void *scratch) {
+    panel sides = panel_at(scratch, w->cols);
+    for (int64_t r = row0; r < row1; r += 4) {
+        four_rows rows = four_rows_at(w, r, row1);
+        __m128 v = dot_four(f, w, &rows, a, sides);
+        _mm_mask_storeu_ps(y + r - row0, (__mmask8)first_lanes(row1 - r), v);
+    }
+}
+
+static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,
+                   void *scratch) {
+    cpu_act a = cpu_rows_act(in, i);
+#define CASE(f)                                                                                                        \
+    case f:                                                                                                            \
+        matvec_format(f, w, row0, row1, &a, y, scratch);                                                               \
+        break
+    switch (w->format) {
+        CASE(SL_Q4_0);
+        CASE(SL_Q4_1);
+        CASE(SL_Q5_0);
+        CASE(SL_Q5_1);
+        CASE(SL_Q8_0);
+        CASE(SL_Q4_K);
+        CASE(SL_Q5_K);
+        CASE(SL_Q6_K);
+        CASE(SL_AFFINE4);
+        CASE(SL_AFFINE8);
+    default:
+        break;
+    }
+#undef CASE
+}
+
+static void silu_mul(float *h, const float *gate, const float *up, int64_t n) {
+    v16_silu_mul(h, gate, up, n);
+}
+
+const cpu_matmul_isa cpu_matmul_avx512 = {
+    .name = "avx512",
+    .quantize_row = quantize_row,
+    .matvec = matvec,
+    .pack = cpu_tile_pack_avx512,
+    .mul = cpu_tile_mul_avx512,
+    .tile_rows = CPU_TILE_ROWS,
+    .tile_acts = 6,
+    .tile_from = 4,
+    .matmul_float = cpu_matmul_float,
+    .silu_mul = silu_mul,
+};

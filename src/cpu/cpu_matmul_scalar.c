@@ -1,0 +1,260 @@
+/* The matrix products in plain C: the numbers of cpu.h in their simplest form. Every other instruction set is compared
+ * with this one bit for bit. */
+#include "cpu/cpu_float_impl.h"
+#include "cpu/cpu_matmul.h"
+#include "quant/quant_bits.h"
+
+/* ---- activations ---------------------------------------------------------------------------------------------------
+ */
+
+/* Nearest integer, ties to even, of |v| < 2^22: the sum has no bits below one. */
+static int32_t round_even(float v) {
+    return (int32_t)(quant_bits_of(v + 12582912.0f) - quant_bits_of(12582912.0f));
+}
+
+/* One block: its 32 codes; returns d. n values (1..32) of x, the rest are zeros. */
+static float quantize_block(const float *x, int64_t n, int8_t *q) {
+    uint32_t amax = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t a = quant_bits_of(x[i]) & 0x7fffffff;
+        amax = a > amax ? a : amax;
+    }
+    memset(q, 0, 32);
+    if (amax >= CPU_BITS_INFINITE) {
+        return quant_float_of(0x7fc00000);
+    }
+    if (amax < CPU_BITS_LEAST) {
+        return 0;
+    }
+    float inverse = 127.0f / quant_float_of(amax);
+    for (int64_t i = 0; i < n; i++) {
+        q[i] = (int8_t)round_even(x[i] * inverse);
+    }
+    return quant_float_of(amax) / 127.0f;
+}
+
+static void quantize_row(const float *x, int64_t cols, void *out) {
+    cpu_act a = cpu_act_row(out, cols, 0);
+    memset(out, 0, cpu_act_bytes(cols));
+    for (int64_t b = 0; b < cpu_blocks(cols); b++) {
+        int8_t *q = (int8_t *)a.q + 32 * b, *eo = (int8_t *)a.even_odd + 32 * b;
+        float d = quantize_block(x + 32 * b, sl_min_i64(cols - 32 * b, 32), q);
+        int32_t half[2] = {0, 0};
+        for (int i = 0; i < 32; i++) {
+            eo[i / 2 + 16 * (i & 1)] = q[i];
+            half[i / 16] += q[i];
+        }
+        int32_t sum = half[0] + half[1];
+        ((float *)a.d)[b] = d;
+        ((float *)a.xs)[b] = d * (float)sum;
+        ((int32_t *)a.neg8)[b] = -8 * sum;
+        ((int32_t *)a.neg16)[b] = -16 * sum;
+        ((int32_t *)a.neg128)[b] = -128 * sum;
+        ((int32_t *)a.neg32)[2 * b] = -32 * half[0];
+        ((int32_t *)a.neg32)[2 * b + 1] = -32 * half[1];
+    }
+}
+
+/* ---- weights
+ * --------------------------------------------------------------------------------------------------------- */
+
+/* 32 weights: code[i] * scale + bias. Q6_K's integer sub-scales are in the codes. */
+typedef struct block {
+    int32_t code[32];
+    float scale, bias;
+} block;
+
+static void nibbles(const uint8_t *p, int32_t *code) {
+    for (int i = 0; i < 16; i++) {
+        code[i] = p[i] & 15;
+        code[i + 16] = p[i] >> 4;
+    }
+}
+
+static void add_high_bits(uint32_t high, int32_t *code) {
+    for (int i = 0; i < 32; i++) {
+        code[i] += (int32_t)(high >> i & 1) << 4;
+    }
+}
+
+static void add_offset(int32_t offset, int32_t *code) {
+    for (int i = 0; i < 32; i++) {
+        code[i] += offset;
+    }
+}
+
+static float f16_at(const uint8_t *p) {
+    return sl_f16_to_f32(quant_u16(p));
+}
+
+/* Sub-block j of a Q4_K or Q5_K block at p; low is where its 4-bit codes begin, high its high bits or NULL. */
+static void k_sub_block(const uint8_t *p, int j, const uint8_t *low, const uint8_t *high, block *out) {
+    uint8_t sc, min;
+    quant_k_scale_min(p + 4, j, &sc, &min);
+    out->scale = f16_at(p) * (float)sc;
+    out->bias = -(f16_at(p + 2) * (float)min);
+    for (int i = 0; i < 32; i++) {
+        out->code[i] = low[32 * (j / 2) + i] >> 4 * (j & 1) & 15;
+        out->code[i] += high ? (high[i] >> j & 1) << 4 : 0;
+    }
+}
+
+static void q6_k_run(const uint8_t *p, int run, block *out) {
+    const uint8_t *low = p + 64 * (run / 4) + 32 * (run & 1), *high = p + 128 + 32 * (run / 4);
+    out->scale = f16_at(p + 208);
+    for (int i = 0; i < 32; i++) {
+        int32_t q = (low[i] >> 4 * (run >> 1 & 1) & 15) | (high[i] >> 2 * (run & 3) & 3) << 4;
+        out->code[i] = (q - 32) * (int8_t)p[192 + 2 * run + i / 16];
+    }
+}
+
+static float side_at(const sl_matrix *w, int part, int64_t row, int64_t group) {
+    const uint8_t *p = w->part[part] + (uint64_t)row * w->row_bytes[part];
+    switch (w->side) {
+    case SL_F16:
+        return f16_at(p + 2 * group);
+    case SL_BF16:
+        return sl_bf16_to_f32(quant_u16(p + 2 * group));
+    default:
+        return quant_f32(p + 4 * group);
+    }
+}
+
+static void affine_block(const sl_matrix *w, int64_t row, int64_t b, const uint8_t *p, block *out) {
+    out->scale = side_at(w, 1, row, 32 * b / w->group);
+    out->bias = side_at(w, 2, row, 32 * b / w->group);
+    for (int i = 0; i < 32; i++) {
+        out->code[i] = w->format == SL_AFFINE8 ? p[i] : p[i / 2] >> 4 * (i & 1) & 15;
+    }
+}
+
+/* Block b of a row, in the order of columns. */
+static void block_read(const sl_matrix *w, int64_t row, int64_t b, block *out) {
+    const sl_format *f = sl_format_get(w->format);
+    int64_t per = f->block_weights / 32;
+    const uint8_t *p = w->part[0] + (uint64_t)row * w->row_bytes[0] + (uint64_t)(b / per) * f->block_bytes;
+    switch (w->format) {
+    case SL_Q4_0:
+        out->scale = f16_at(p);
+        nibbles(p + 2, out->code);
+        add_offset(-8, out->code);
+        break;
+    case SL_Q4_1:
+        out->scale = f16_at(p);
+        out->bias = f16_at(p + 2);
+        nibbles(p + 4, out->code);
+        break;
+    case SL_Q5_0:
+        out->scale = f16_at(p);
+        nibbles(p + 6, out->code);
+        add_high_bits(quant_u32(p + 2), out->code);
+        add_offset(-16, out->code);
+        break;
+    case SL_Q5_1:
+        out->scale = f16_at(p);
+        out->bias = f16_at(p + 2);
+        nibbles(p + 8, out->code);
+        add_high_bits(quant_u32(p + 4), out->code);
+        break;
+    case SL_Q8_0:
+        out->scale = f16_at(p);
+        for (int i = 0; i < 32; i++) {
+            out->code[i] = (int8_t)p[2 + i];
+        }
+        break;
+    case SL_Q4_K:
+        k_sub_block(p, (int)(b & 7), p + 16, NULL, out);
+        break;
+    case SL_Q5_K:
+        k_sub_block(p, (int)(b & 7), p + 48, p + 16, out);
+        break;
+    case SL_Q6_K:
+        q6_k_run(p, (int)(b & 7), out);
+        break;
+    default:
+        affine_block(w, row, b, p, out);
+    }
+}
+
+static float dot_row(const sl_matrix *w, int64_t row, const cpu_act *a) {
+    float part[4] = {0, 0, 0, 0};
+    bool biased = cpu_has_bias(w->format);
+    for (int64_t b = 0; b < w->cols / 32; b++) {
+        block blk;
+        block_read(w, row, b, &blk);
+        int32_t sum = 0;
+        for (int i = 0; i < 32; i++) {
+            sum += blk.code[i] * a->q[32 * b + i];
+        }
+        float *p = &part[b & 3];
+        *p = fmaf(blk.scale * a->d[b], (float)sum, *p);
+        if (biased) {
+            *p = fmaf(blk.bias, a->xs[b], *p);
+        }
+    }
+    return (part[0] + part[2]) + (part[1] + part[3]);
+}
+
+static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,
+                   void *scratch) {
+    cpu_act a = cpu_rows_act(in, i);
+    for (int64_t r = row0; r < row1; r++) {
+        y[r - row0] = dot_row(w, r, &a);
+    }
+}
+
+const cpu_matmul_isa cpu_matmul_scalar = {
+    .name = "scalar",
+    .quantize_row = quantize_row,
+    .matvec = matvec,
+    .matmul_float = cpu_matmul_float,
+    .silu_mul = v16_silu_mul,
+};
+
+/* ---- mode exact
+ * -------------------------------------------------------------------------------------------------------- */
+
+enum { EXACT_CHUNK = 256, EXACT_ROWS = 32 };
+
+/* part[k mod 8] += w * x, in double: the products are exact. */
+static void exact_add(const float *w, const float *x, int64_t n, double part[8]) {
+    int64_t k = 0;
+    for (; k + 8 <= n; k += 8) {
+        for (int j = 0; j < 8; j++) {
+            part[j] += (double)w[k + j] * (double)x[k + j];
+        }
+    }
+    for (; k < n; k++) {
+        part[k & 7] += (double)w[k] * (double)x[k];
+    }
+}
+
+static float exact_fold(const double p[8]) {
+    return (float)(((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7])));
+}
+
+/* y[i * ldy] = one row of w times row i0 + i of in, i < n <= EXACT_ROWS; the weights are dequantised a chunk at a time.
+ */
+static void exact_row(const sl_matrix *w, int64_t row, const cpu_rows *in, int64_t i0, int64_t n, float *y,
+                      int64_t ldy) {
+    double part[EXACT_ROWS][8] = {{0}};
+    float chunk[EXACT_CHUNK];
+    for (int64_t k = 0; k < w->cols; k += EXACT_CHUNK) {
+        int64_t len = sl_min_i64(EXACT_CHUNK, w->cols - k);
+        sl_format_get(w->format)->dequantize(w, row, k, len, chunk);
+        for (int64_t i = 0; i < n; i++) {
+            exact_add(chunk, cpu_rows_x(in, i0 + i) + k, len, part[i]);
+        }
+    }
+    for (int64_t i = 0; i < n; i++) {
+        y[i * ldy] = exact_fold(part[i]);
+    }
+}
+
+void cpu_matmul_exact(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, float *y, int64_t ldy) {
+    for (int64_t i = 0; i < in->n; i += EXACT_ROWS) {
+        for (int64_t r = row0; r < row1; r++) {
+            exact_row(w, r, in, i, sl_min_i64(EXACT_ROWS, in->n - i), y + i * ldy + r - row0, ldy);
+        }
+    }
+}

@@ -1,0 +1,392 @@
+/* AVX-512: products with many rows of activations. 32 rows of W are unpacked once into a tile of bytes whose lanes are
+ * rows; each dot instruction multiplies 4 columns of 16 rows with 4 columns of one row of activations, broadcast.
+ *
+ * Per block of 32 columns, 32 rows and 6 rows of activations: 96 dot instructions, 48 others on the same two pipes at
+ * most, 80 loads.
+ *
+ * The tile is an array of records in the order in which the sums of cpu.h are made: all blocks b with b mod 4 = 0, then
+ * 2, 1, 3. */
+#include "cpu/cpu_tile_avx512.h"
+
+#include "cpu/cpu_avx512.h"
+
+/* One block of 32 rows. Codes: 4 columns of a row are one 32-bit lane. */
+typedef struct record {
+    uint8_t code[8][CPU_TILE_ROWS][4];
+    float scale[CPU_TILE_ROWS];
+    union {
+        float bias[CPU_TILE_ROWS];
+        int32_t sub[2][CPU_TILE_ROWS]; /* Q6_K: scales of the half blocks */
+    } u;
+} record;
+
+/* What of a record a format needs; records lie this far apart. */
+CPU_INLINE int64_t record_bytes(sl_format_id f) {
+    int64_t base = (int64_t)offsetof(record, u);
+    return f == SL_Q6_K ? base + 2 * CPU_TILE_ROWS * 4 : cpu_has_bias(f) ? base + CPU_TILE_ROWS * 4 : base;
+}
+
+_Static_assert(sizeof(record) <= CPU_TILE_BLOCK, "the scratch is sized for CPU_TILE_BLOCK bytes per block");
+
+/* Number of blocks with b mod 4 = c, and where block b is in the tile. */
+CPU_INLINE int64_t class_blocks(int64_t blocks, int c) {
+    return (blocks + 3 - c) / 4;
+}
+
+CPU_INLINE int64_t class_start(int64_t blocks, int c) {
+    int64_t n0 = class_blocks(blocks, 0), n1 = class_blocks(blocks, 1), n2 = class_blocks(blocks, 2);
+    return c == 0 ? 0 : c == 2 ? n0 : c == 1 ? n0 + n2 : n0 + n2 + n1;
+}
+
+/* ---- packing
+ * ------------------------------------------------------------------------------------------------------------------------
+ */
+
+/* Lane b of v to the b-th of the records, at the same place. */
+CPU_INLINE void store_lanes(__m512i v, uint8_t *const at[4], int64_t offset, int n) {
+    if (n > 0) {
+        _mm_store_si128((__m128i *)(at[0] + offset), _mm512_castsi512_si128(v));
+    }
+    if (n > 1) {
+        _mm_store_si128((__m128i *)(at[1] + offset), _mm512_extracti32x4_epi32(v, 1));
+    }
+    if (n > 2) {
+        _mm_store_si128((__m128i *)(at[2] + offset), _mm512_extracti32x4_epi32(v, 2));
+    }
+    if (n > 3) {
+        _mm_store_si128((__m128i *)(at[3] + offset), _mm512_extracti32x4_epi32(v, 3));
+    }
+}
+
+/* 4 columns x 4 rows transposed within each block's lane, for all 16 columns. first: the 4-column group of column 0. */
+CPU_INLINE void pack_codes(const __m512i v[4], uint8_t *const at[4], int first, int64_t row, int n) {
+    __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
+    __m512i c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
+    int64_t group = sizeof(((record *)0)->code[0]), offset = first * group + 4 * row;
+    store_lanes(_mm512_unpacklo_epi64(a, c), at, offset, n);
+    store_lanes(_mm512_unpackhi_epi64(a, c), at, offset + group, n);
+    store_lanes(_mm512_unpacklo_epi64(b, d), at, offset + 2 * group, n);
+    store_lanes(_mm512_unpackhi_epi64(b, d), at, offset + 3 * group, n);
+}
+
+/* Q6_K's 8 bytes of sub-scales per row and step, [row][block][half], to [half][block][row] as 32-bit integers. */
+CPU_INLINE void pack_sub_scales(const uint8_t *const p[4], int step, uint8_t *const at[4], int64_t row, int n) {
+    const __m256i order = _mm256_setr_epi8(0, 8, 16, 24, 2, 10, 18, 26, 4, 12, 20, 28, 6, 14, 22, 30, 1, 9, 17, 25, 3,
+                                           11, 19, 27, 5, 13, 21, 29, 7, 15, 23, 31);
+    long long v[4];
+    for (int r = 0; r < 4; r++) {
+        memcpy(&v[r], p[r] + 192 + 8 * step, sizeof v[r]);
+    }
+    __m256i bytes = _mm256_permutexvar_epi8(order, _mm256_setr_epi64x(v[0], v[1], v[2], v[3]));
+    int64_t offset = (int64_t)offsetof(record, u) + 4 * row;
+    store_lanes(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)), at, offset, n);
+    store_lanes(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)), at, offset + CPU_TILE_ROWS * 4, n);
+}
+
+/* Step `step` of the units at p of rows row .. row + 3 of the tile; n (1..4) of its blocks exist, their records are
+ * at[0..n-1]. */
+CPU_INLINE void pack_step(sl_format_id f, const uint8_t *const p[4], int step, const scales *s, uint8_t *const at[4],
+                          int64_t row, int n) {
+    __m512i lo[4], hi[4];
+    for (int r = 0; r < 4; r++) {
+        codes c = load_codes(f, p[r], step);
+        lo[r] = c.lo;
+        hi[r] = c.hi;
+    }
+    pack_codes(lo, at, 0, row, n);
+    pack_codes(hi, at, 4, row, n);
+    store_lanes(_mm512_castps_si512(s->s), at, (int64_t)offsetof(record, scale) + 4 * row, n);
+    if (cpu_has_bias(f)) {
+        store_lanes(_mm512_castps_si512(s->m), at, (int64_t)offsetof(record, u) + 4 * row, n);
+    }
+    if (f == SL_Q6_K) {
+        pack_sub_scales(p, step, at, row, n);
+    }
+}
+
+/* Four rows of W at `row` of the tile. */
+CPU_INLINE void pack_four(sl_format_id f, const sl_matrix *w, const four_rows *rows, uint8_t *tile, int64_t row,
+                          panel sides) {
+    const int64_t blocks = w->cols / 32, units = blocks / (4 * unit_steps(f)), size = record_bytes(f);
+    const __m512i index = cpu_is_affine(f) ? panel_index(w->group) : _mm512_setzero_si512();
+    uint8_t *at[4];
+    scales s[2];
+    for (int c = 0; c < 4; c++) {
+        at[c] = tile + class_start(blocks, c) * size;
+    }
+    if (cpu_is_affine(f)) {
+        panel_fill(w, rows->row, 1, sides.s);
+        panel_fill(w, rows->row, 2, sides.m);
+    }
+    for (int64_t u = 0; u < units; u++) {
+        const uint8_t *p[4];
+        for (int r = 0; r < 4; r++) {
+            p[r] = rows->p[r] + u * unit_bytes(f);
+        }
+        if (!cpu_is_affine(f)) {
+            load_scales(f, p, s);
+        }
+        for (int k = 0; k < unit_steps(f); k++) {
+            if (cpu_is_affine(f)) {
+                s[k] = panel_scales(sides, index, u * unit_steps(f) + k, w->group);
+            }
+            pack_step(f, p, k, &s[k], at, row, 4);
+            for (int c = 0; c < 4; c++) {
+                at[c] += size;
+            }
+        }
+    }
+    int64_t left = blocks - 4 * unit_steps(f) * units;
+    if (left > 0) {
+        rest bytes;
+        four_rows tail = copy_rest(f, rows, units * unit_bytes(f), left, &bytes);
+        if (cpu_is_affine(f)) {
+            s[0] = panel_scales(sides, index, units, w->group);
+        } else {
+            load_scales(f, tail.p, s);
+        }
+        pack_step(f, tail.p, 0, &s[0], at, row, (int)left);
+    }
+}
+
+CPU_INLINE void pack_format(sl_format_id f, const sl_matrix *w, int64_t row0, int64_t rows, uint8_t *tile,
+                            void *scratch) {
+    panel sides = panel_at(scratch, w->cols);
+    for (int64_t r = 0; r < CPU_TILE_ROWS; r += 4) {
+        /* Rows beyond the last repeat it: their lanes are multiplied and not read. */
+        four_rows four = four_rows_at(w, sl_min_i64(row0 + r, row0 + rows - 1), row0 + rows);
+        pack_four(f, w, &four, tile, r, sides);
+    }
+}
+
+/* ---- multiplying
+ * ----------------------------------------------------------------------------------------------------------------------
+ */
+
+/* Where in a quantised row of activations, in bytes from its start, the arrays that a format reads begin. */
+typedef struct act_offsets {
+    int64_t q, d, xs, init;
+} act_offsets;
+
+CPU_INLINE act_offsets offsets_for(sl_format_id f, int64_t cols) {
+    int64_t n = cpu_act_blocks(cols);
+    int64_t init = f == SL_Q4_0   ? CPU_ACT_NEG8
+                   : f == SL_Q5_0 ? CPU_ACT_NEG16
+                   : f == SL_Q8_0 ? CPU_ACT_NEG128
+                                  : CPU_ACT_NEG32;
+    return (act_offsets){f == SL_AFFINE4 ? n * CPU_ACT_EVEN_ODD : 0, n * CPU_ACT_D, n * CPU_ACT_XS, n * init};
+}
+
+CPU_INLINE bool has_offset(sl_format_id f) {
+    return f == SL_Q4_0 || f == SL_Q5_0 || f == SL_Q8_0;
+}
+
+CPU_INLINE int32_t int_at(const uint8_t *p) {
+    int32_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+/* Sums of columns 4 * from .. 4 * to - 1 of the record's block, added to acc. */
+CPU_INLINE void dot_columns(const record *t, int from, int to, int A, const uint8_t *const x[], int64_t at,
+                            __m512i acc[2][CPU_TILE_ACTS]) {
+#pragma GCC unroll 8
+    for (int j = from; j < to; j++) {
+        __m512i w0 = _mm512_load_si512(t->code[j][0]), w1 = _mm512_load_si512(t->code[j][16]);
+#pragma GCC unroll 8
+        for (int a = 0; a < A; a++) {
+            __m512i v = _mm512_set1_epi32(int_at(x[a] + at + 4 * j));
+            acc[0][a] = _mm512_dpbusd_epi32(acc[0][a], w0, v);
+            acc[1][a] = _mm512_dpbusd_epi32(acc[1][a], w1, v);
+        }
+    }
+}
+
+CPU_INLINE void start_at(int A, const uint8_t *const x[], int64_t at, __m512i acc[2][CPU_TILE_ACTS]) {
+#pragma GCC unroll 8
+    for (int a = 0; a < A; a++) {
+        acc[0][a] = acc[1][a] = _mm512_set1_epi32(int_at(x[a] + at));
+    }
+}
+
+/* The integers I_b of the record's block b, 32 rows x A rows of activations. */
+CPU_INLINE void block_sums(sl_format_id f, const record *t, int A, const uint8_t *const x[], const act_offsets *o,
+                           int64_t b, __m512i acc[2][CPU_TILE_ACTS]) {
+    if (f != SL_Q6_K) {
+#pragma GCC unroll 8
+        for (int a = 0; a < A; a++) {
+            acc[0][a] = acc[1][a] =
+                has_offset(f) ? _mm512_set1_epi32(int_at(x[a] + o->init + 4 * b)) : _mm512_setzero_si512();
+        }
+        dot_columns(t, 0, 8, A, x, o->q + 32 * b, acc);
+        return;
+    }
+    __m512i first[2][CPU_TILE_ACTS];
+    start_at(A, x, o->init + 8 * b, first);
+    dot_columns(t, 0, 4, A, x, o->q + 32 * b, first);
+    start_at(A, x, o->init + 8 * b + 4, acc);
+    dot_columns(t, 4, 8, A, x, o->q + 32 * b, acc);
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; v++) {
+        __m512i s0 = _mm512_load_si512(t->u.sub[0] + 16 * v), s1 = _mm512_load_si512(t->u.sub[1] + 16 * v);
+#pragma GCC unroll 8
+        for (int a = 0; a < A; a++) {
+            acc[v][a] = _mm512_add_epi32(_mm512_mullo_epi32(first[v][a], s0), _mm512_mullo_epi32(acc[v][a], s1));
+        }
+    }
+}
+
+CPU_INLINE void add_block(sl_format_id f, const record *t, int A, const uint8_t *const x[], const act_offsets *o,
+                          int64_t b, __m512 sum[2][CPU_TILE_ACTS]) {
+    __m512i acc[2][CPU_TILE_ACTS];
+    block_sums(f, t, A, x, o, b, acc);
+#pragma GCC unroll 8
+    for (int a = 0; a < A; a++) {
+        __m512 d = _mm512_castsi512_ps(_mm512_set1_epi32(int_at(x[a] + o->d + 4 * b)));
+        __m512 xs = _mm512_castsi512_ps(_mm512_set1_epi32(int_at(x[a] + o->xs + 4 * b)));
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++) {
+            __m512 s = _mm512_mul_ps(_mm512_load_ps(t->scale + 16 * v), d);
+            sum[v][a] = _mm512_fmadd_ps(s, _mm512_cvtepi32_ps(acc[v][a]), sum[v][a]);
+            if (cpu_has_bias(f)) {
+                sum[v][a] = _mm512_fmadd_ps(_mm512_load_ps(t->u.bias + 16 * v), xs, sum[v][a]);
+            }
+        }
+    }
+}
+
+/* Partial sum c of every output, stored (add false) or added to what is at out. */
+CPU_INLINE const uint8_t *add_class(sl_format_id f, const uint8_t *t, int64_t blocks, int c, int A,
+                                    const uint8_t *const x[], const act_offsets *o, bool add, float *out) {
+    __m512 sum[2][CPU_TILE_ACTS];
+#pragma GCC unroll 8
+    for (int a = 0; a < A; a++) {
+        sum[0][a] = sum[1][a] = _mm512_setzero_ps();
+    }
+    for (int64_t b = c; b < blocks; b += 4, t += record_bytes(f)) {
+        add_block(f, (const record *)t, A, x, o, b, sum);
+    }
+#pragma GCC unroll 8
+    for (int a = 0; a < A; a++) {
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++) {
+            float *to = out + a * CPU_TILE_ROWS + 16 * v;
+            _mm512_store_ps(to, add ? _mm512_add_ps(_mm512_load_ps(to), sum[v][a]) : sum[v][a]);
+        }
+    }
+    return t;
+}
+
+CPU_INLINE void mul_acts(sl_format_id f, int A, const void *tile, const cpu_rows *in, int64_t i, float *out) {
+    _Alignas(64) float odd[CPU_TILE_ACTS * CPU_TILE_ROWS];
+    const int64_t blocks = in->cols / 32;
+    const act_offsets o = offsets_for(f, in->cols);
+    const uint8_t *x[CPU_TILE_ACTS], *t = tile;
+    for (int a = 0; a < A; a++) {
+        x[a] = (const uint8_t *)in->q + cpu_rows_at(in, i + a) * cpu_act_blocks(in->cols) * CPU_ACT_BLOCK;
+    }
+    t = add_class(f, t, blocks, 0, A, x, &o, false, out);
+    t = add_class(f, t, blocks, 2, A, x, &o, true, out);
+    t = add_class(f, t, blocks, 1, A, x, &o, false, odd);
+    add_class(f, t, blocks, 3, A, x, &o, true, odd);
+    for (int k = 0; k < A * CPU_TILE_ROWS; k += 16) {
+        _mm512_store_ps(out + k, _mm512_add_ps(_mm512_load_ps(out + k), _mm512_load_ps(odd + k)));
+    }
+}
+
+CPU_INLINE void mul_format(sl_format_id f, const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out) {
+    switch (acts) {
+    case 1:
+        mul_acts(f, 1, tile, in, i, out);
+        break;
+    case 2:
+        mul_acts(f, 2, tile, in, i, out);
+        break;
+    case 3:
+        mul_acts(f, 3, tile, in, i, out);
+        break;
+    case 4:
+        mul_acts(f, 4, tile, in, i, out);
+        break;
+    case 5:
+        mul_acts(f, 5, tile, in, i, out);
+        break;
+    default:
+        mul_acts(f, 6, tile, in, i, out);
+    }
+}
+
+/* Q6_K needs a third more registers. */
+static void mul_q6_k(const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out) {
+    if (acts > 4) {
+        mul_q6_k(tile, in, i, acts / 2, out);
+        mul_q6_k(tile, in, i + acts / 2, acts - acts / 2, out + acts / 2 * CPU_TILE_ROWS);
+        return;
+    }
+    switch (acts) {
+    case 1:
+        mul_acts(SL_Q6_K, 1, tile, in, i, out);
+        break;
+    case 2:
+        mul_acts(SL_Q6_K, 2, tile, in, i, out);
+        break;
+    case 3:
+        mul_acts(SL_Q6_K, 3, tile, in, i, out);
+        break;
+    default:
+        mul_acts(SL_Q6_K, 4, tile, in, i, out);
+    }
+}
+
+/* ---- by format
+ * --------------------------------------------------------------------------------------------------------------------------
+ */
+
+#define FORMATS(CASE)                                                                                                  \
+    CASE(SL_Q4_0)                                                                                                      \
+    CASE(SL_Q4_1)                                                                                                      \
+    CASE(SL_Q5_0)                                                                                                      \
+    CASE(SL_Q5_1)                                                                                                      \
+    CASE(SL_Q8_0)                                                                                                      \
+    CASE(SL_Q4_K)                                                                                                      \
+    CASE(SL_Q5_K)                                                                                                      \
+    CASE(SL_Q6_K)                                                                                                      \
+    CASE(SL_AFFINE4)                                                                                                   \
+    CASE(SL_AFFINE8)
+
+void cpu_tile_pack_avx512(const sl_matrix *w, int64_t row0, int64_t rows, void *tile, void *scratch) {
+    switch (w->format) {
+#define CASE(f)                                                                                                        \
+    case f:                                                                                                            \
+        pack_format(f, w, row0, rows, tile, scratch);                                                                  \
+        break;
+        FORMATS(CASE)
+#undef CASE
+    default:
+        break;
+    }
+}
+
+/* Only what differs after unpacking: which array of activations, which offset, a bias. */
+void cpu_tile_mul_avx512(const sl_matrix *w, const void *tile, const cpu_rows *in, int64_t i, int64_t acts,
+                         float *out) {
+    switch (w->format) {
+    case SL_Q4_0:
+        mul_format(SL_Q4_0, tile, in, i, acts, out);
+        break;
+    case SL_Q5_0:
+        mul_format(SL_Q5_0, tile, in, i, acts, out);
+        break;
+    case SL_Q8_0:
+        mul_format(SL_Q8_0, tile, in, i, acts, out);
+        break;
+    case SL_Q6_K:
+        mul_q6_k(tile, in, i, acts, out);
+        break;
+    case SL_AFFINE4:
+        mul_format(SL_AFFINE4, tile, in, i, acts, out);
+        break;
+    default: /* codes without offset, in column order, with a bias */
+        mul_format(SL_Q4_1, tile, in, i, acts, out);
+    }
+}

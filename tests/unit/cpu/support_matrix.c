@@ -1,0 +1,129 @@
+#include "support_matrix.h"
+
+#include <setjmp.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+uint32_t rng_next(rng *r) {
+    r->state += 0x9e3779b97f4a7c15u;
+    uint64_t z = r->state;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return (uint32_t)((z ^ z >> 31) >> 32);
+}
+
+int64_t rng_below(rng *r, int64_t n) {
+    return (int64_t)(rng_next(r) % (uint64_t)n);
+}
+
+float rng_normal(rng *r) {
+    float sum = 0;
+    for (int i = 0; i < 6; i++) {
+        sum += (float)(rng_next(r) >> 8) * 0x1p-24f - 0.5f;
+    }
+    return sum * 1.4142135f;
+}
+
+enum { PAGE = 65536 }; /* the largest page size in use */
+
+static size_t guarded_size(size_t bytes) {
+    return (bytes + PAGE - 1) / PAGE * PAGE + PAGE;
+}
+
+void *guarded_new(size_t bytes) {
+    size_t size = guarded_size(bytes);
+    char *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(base != MAP_FAILED);
+    assert_int_equal(mprotect(base + size - PAGE, PAGE, PROT_NONE), 0);
+    return base + size - PAGE - bytes;
+}
+
+void guarded_free(void *p, size_t bytes) {
+    size_t size = guarded_size(bytes);
+    assert_int_equal(munmap((char *)p + bytes + PAGE - size, size), 0);
+}
+
+/* Byte offsets of the f16 fields of a block, -1 behind the last. */
+static const int half_fields[SL_FORMAT_COUNT][3] = {
+    [SL_Q4_0] = {0, -1}, [SL_Q4_1] = {0, 2, -1}, [SL_Q5_0] = {0, -1},    [SL_Q5_1] = {0, 2, -1},
+    [SL_Q8_0] = {0, -1}, [SL_Q4_K] = {0, 2, -1}, [SL_Q5_K] = {0, 2, -1}, [SL_Q6_K] = {208, -1},
+};
+
+static float random_scale(rng *r, scale_kind kind) {
+    static const float extreme[] = {0, -0.0f, 0x1p-24f, -0x1p-15f, 0x1p-14f, 1, -65504, 65504, 0.3f};
+    if (kind == SCALES_EXTREME && rng_below(r, 2)) {
+        return extreme[rng_below(r, SL_COUNT(extreme))];
+    }
+    return rng_normal(r) * 0.01f;
+}
+
+static void put_value(uint8_t *p, sl_format_id type, float v) {
+    uint16_t h = type == SL_F16 ? sl_f32_to_f16(v) : sl_f32_to_bf16(v);
+    if (type == SL_F32) {
+        memcpy(p, &v, sizeof v);
+    } else {
+        memcpy(p, &h, sizeof h);
+    }
+}
+
+static void fill_values(rng *r, uint8_t *p, size_t bytes, sl_format_id type, scale_kind kind) {
+    size_t size = type == SL_F32 ? 4 : 2;
+    for (size_t i = 0; i < bytes; i += size) {
+        put_value(p + i, type, random_scale(r, kind));
+    }
+}
+
+static void fill_blocks(rng *r, uint8_t *p, size_t bytes, sl_format_id f, scale_kind kind) {
+    for (size_t i = 0; i < bytes; i++) {
+        p[i] = (uint8_t)rng_next(r);
+    }
+    if (f == SL_AFFINE4 || f == SL_AFFINE8) {
+        return;
+    }
+    for (size_t b = 0; b < bytes; b += sl_format_get(f)->block_bytes) {
+        for (const int *at = half_fields[f]; *at >= 0; at++) {
+            put_value(p + b + *at, SL_F16, random_scale(r, kind));
+        }
+    }
+}
+
+test_matrix test_matrix_new(rng *r, sl_format_id format, int64_t rows, int64_t cols, int32_t group, sl_format_id side,
+                            scale_kind kind) {
+    test_matrix t = {.m = {.format = format, .group = group, .side = side, .rows = rows, .cols = cols}};
+    sl_error err;
+    if (!sl_matrix_layout(&t.m, &err)) {
+        fail_msg("%s", err.message);
+    }
+    for (int p = 0; p < 3; p++) {
+        t.bytes[p] = (size_t)(t.m.row_bytes[p] * (uint64_t)rows);
+        if (t.bytes[p] == 0) {
+            continue;
+        }
+        uint8_t *bytes = guarded_new(t.bytes[p]);
+        if (p > 0) {
+            fill_values(r, bytes, t.bytes[p], side, kind);
+        } else if (format == SL_F32 || format == SL_F16 || format == SL_BF16) {
+            fill_values(r, bytes, t.bytes[p], format, kind);
+        } else {
+            fill_blocks(r, bytes, t.bytes[p], format, kind);
+        }
+        t.m.part[p] = bytes;
+    }
+    return t;
+}
+
+void test_matrix_free(test_matrix *t) {
+    for (int p = 0; p < 3; p++) {
+        if (t->bytes[p]) {
+            guarded_free((void *)t->m.part[p], t->bytes[p]);
+        }
+    }
+}
+
+int64_t test_cols(rng *r, sl_format_id format, int32_t group, int64_t max) {
+    int64_t unit = sl_format_get(format)->block_weights;
+    unit = format == SL_AFFINE4 || format == SL_AFFINE8 ? group : unit;
+    return unit * (1 + rng_below(r, sl_max_i64(max / unit, 1)));
+}

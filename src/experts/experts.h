@@ -46,8 +46,10 @@ typedef struct sl_reader sl_reader;
 struct sl_reader {
     const char *name;
     bool direct; /* reads are O_DIRECT: the store aligns them */
-    bool (*submit)(sl_reader *r, const sl_read *reads, int n, sl_error *err); /* copies the descriptors; any n */
-    /* Waits (timeout_ns, 0: only looks, UINT64_MAX: no limit) for results; returns how many were written, <= max. */
+    /* Copies the descriptors; any n. false: none was taken. */
+    bool (*submit)(sl_reader *r, const sl_read *reads, int n, sl_error *err);
+    /* Waits (timeout_ns, 0: only looks, UINT64_MAX: no limit) for results; returns how many were written, <= max. 0
+     * whatever the limit where nothing is under way. */
     int (*collect)(sl_reader *r, sl_read_result *out, int max, uint64_t timeout_ns);
     /* A slab that reads will go to (io_uring registers it; failure to do so is not an error) / will no longer. May be
      * NULL. */
@@ -59,10 +61,11 @@ struct sl_reader {
 typedef enum sl_reader_kind { SL_READER_AUTO, SL_READER_URING, SL_READER_PREAD } sl_reader_kind;
 
 typedef struct sl_reader_options {
-    sl_reader_kind kind; /* auto: uring where the kernel allows it, else pread */
-    bool buffered;       /* through the page cache instead of O_DIRECT; what was read is dropped from it again */
-    int depth;           /* uring: queue depth (0: 64); pread: threads (0: 8) */
-    uint64_t timeout_ns; /* a read that takes longer fails (0: 30 s) */
+    sl_reader_kind kind;  /* auto: uring where the kernel allows it, else pread */
+    bool buffered;        /* through the page cache instead of O_DIRECT; what was read is dropped from it again */
+    int depth;            /* uring: queue depth (0: 64); pread: threads (0: 8) */
+    uint64_t piece_bytes; /* larger reads are split into pieces of this, a multiple of 4096 (0: 512 KiB) */
+    uint64_t timeout_ns;  /* a read that takes longer fails (0: 30 s) */
 } sl_reader_options;
 
 sl_reader *sl_reader_open(const sl_reader_options *o, sl_error *err);
@@ -74,9 +77,11 @@ typedef struct sl_fault_plan {
     double delay_rate;   /* share of reads whose result comes delay_ns later */
     double reorder_rate; /* share of results handed out after later ones */
     uint64_t delay_ns;
+    uint64_t timeout_ns;    /* a delay longer than this (not 0) is told first as a quarantined failure */
     int64_t fail_after;     /* >= 0: every read after this many fails (a vanished file) */
     int32_t fail_layer_tag; /* reserved, -1 */
 } sl_fault_plan;
+/* On failure inner is closed too. */
 sl_reader *sl_reader_fault(sl_reader *inner, const sl_fault_plan *plan, sl_error *err);
 
 /* ---- store and cache
@@ -92,23 +97,24 @@ typedef struct sl_experts_options {
     sl_mem *mem;        /* slabs; borrowed */
     uint64_t max_bytes; /* of slots; grows lazily up to this (0: whatever the budget leaves) */
     int32_t max_slots;  /* 0: no cap (tests use it to force small caches) */
-    sl_reader *reader;  /* owned from now on */
+    sl_reader *reader;  /* owned from now on, also if opening fails */
     bool prefetch; /* previous token's experts of the next layer are fetched when the reader is idle; never evicts what
                       the step needs */
     sl_log log;
 } sl_experts_options;
 
 typedef struct sl_experts_stats {
-    uint64_t hits, misses;      /* experts asked for by steps */
-    uint64_t reads, read_bytes; /* bytes asked of the disk for misses and prefetch (block-rounded) */
-    uint64_t prefetch_reads, prefetch_used;
-    uint64_t wait_ns; /* time steps waited for reads */
+    uint64_t hits, misses;                  /* experts asked for by steps */
+    uint64_t reads, read_bytes;             /* bytes asked of the disk for misses and prefetch (block-rounded) */
+    uint64_t prefetch_reads, prefetch_used; /* experts read ahead; of these, asked for later (they count as hits) */
+    uint64_t wait_ns;                       /* time steps waited for reads */
     uint64_t evictions;
-    uint64_t slots, slots_used, slot_bytes;
+    uint64_t slots, slots_used; /* now: slots there are, slots with an expert in them or on its way */
+    uint64_t slot_bytes;        /* now: memory of the slabs they lie in */
 } sl_experts_stats;
 
-/* Bytes of one slot of each layer's class; the least budget of the store is max(top_k, 2) slots of the largest class.
- */
+/* Bytes of one slot of the layer's class. The least budget of the store: slabs for max(top_k, 2) slots of the largest
+ * class. 0: an extent lies outside its file, or a slot does not fit a slab (sl_experts_open says which). */
 uint64_t sl_experts_slot_bytes(const sl_expert_layer *layer, const sl_ckpt *c, bool direct);
 uint64_t sl_experts_least_bytes(const sl_expert_layer *layers, int32_t n, const sl_ckpt *c, int32_t top_k, bool direct,
                                 uint64_t slab_bytes);

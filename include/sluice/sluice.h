@@ -138,6 +138,8 @@ typedef struct sl_seq sl_seq;
 SL_API sl_seq *sl_seq_new(sl_engine *e, sl_error *err);
 SL_API void sl_seq_free(sl_seq *s);
 SL_API int sl_seq_length(const sl_seq *s);
+/* Its tokens [length]; borrowed until the sequence changes. */
+SL_API const int32_t *sl_seq_tokens(const sl_seq *s);
 SL_API sl_seq *sl_seq_fork(const sl_seq *s, sl_error *err); /* shares full pages */
 SL_API bool sl_seq_truncate(sl_seq *s, int length, sl_error *err);
 /* Snapshot as bytes (allocated; tokens, KV, a fingerprint of the model) and back into a new sequence; another model's
@@ -184,7 +186,9 @@ typedef struct sl_generate_options {
     size_t size;
     const int32_t *prompt; /* token ids; appended to seq */
     size_t prompt_count;
-    sl_seq *seq;    /* continue here (its owner must not touch it until the request ended); NULL: a fresh one */
+    /* Continue here (its owner must not touch it until the request ended); NULL: a fresh one. The last token of a
+     * generation is sampled but not evaluated: the sequence then holds the prompt and all generated tokens but that. */
+    sl_seq *seq;
     int max_tokens; /* 0: until the context is full */
     sl_sampling sampling;
     const char *const *stop; /* strings that end the text; not part of it */
@@ -212,8 +216,8 @@ enum { SL_MAX_LOGPROBS = 20 };
 /* One event of a request. Text is whole UTF-8 characters (what cannot be valid becomes U+FFFD); it may be empty while a
  * character or a possible stop string is held back. */
 typedef struct sl_event {
-    int32_t token; /* -1 in a last event that carries no token */
-    float logprob;
+    int32_t token; /* -1 in an event that carries none: text that did not fit the event before, or an end by itself */
+    float logprob; /* with sampling.logprobs: of the model's own distribution, before bias, penalties, temperature */
     sl_logprob top[SL_MAX_LOGPROBS];
     int top_count;
     char text[1024];

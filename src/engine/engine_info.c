@@ -1,0 +1,183 @@
+/* What an engine is and what it has done: info, statistics, the trace of reads. */
+#include "engine/internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const char *sl_version(void) {
+    return SLUICE_VERSION;
+}
+
+/* Gives the caller as much of a struct as its version of it holds; size stays the caller's. */
+static bool give(void *to, const void *from, size_t from_size) {
+    size_t size;
+    memcpy(&size, to, sizeof size);
+    if (size < sizeof size)
+        return false;
+    size_t n = size < from_size ? size : from_size;
+    memcpy((char *)to + sizeof size, (const char *)from + sizeof size, n - sizeof size);
+    return true;
+}
+
+static void fill_model(const sl_engine *e, sl_engine_info *i) {
+    const sl_model_config *c = sl_model_config_get(e->model);
+    snprintf(i->path, sizeof i->path, "%s", e->path);
+    snprintf(i->container, sizeof i->container, "%s",
+             sl_ckpt_get_kind(e->ckpt) == SL_CKPT_GGUF ? "gguf" : "safetensors");
+    snprintf(i->architecture, sizeof i->architecture, "%s", c->arch);
+    i->layers = c->layers;
+    i->moe_layers = c->moe_layers;
+    i->hidden = c->hidden;
+    i->heads = c->heads;
+    i->kv_heads = c->kv_heads;
+    i->head_dim = c->head_dim;
+    i->vocab = c->vocab;
+    i->model_context = c->context;
+    i->experts = c->moe_layers ? c->experts : 0;
+    i->experts_per_token = c->moe_layers ? c->top_k : 0;
+    i->file_bytes = sl_ckpt_bytes(e->ckpt);
+    i->resident_bytes = sl_model_resident_bytes(e->model);
+    i->expert_bytes = sl_model_expert_bytes(e->model);
+    if (i->experts)
+        i->bytes_per_token = i->expert_bytes / (uint64_t)i->experts * (uint64_t)i->experts_per_token;
+}
+
+static void fill_settings(const sl_engine *e, sl_engine_info *i) {
+    snprintf(i->formats, sizeof i->formats, "%s", e->formats);
+    snprintf(i->numeric, sizeof i->numeric, "%s", e->numeric);
+    snprintf(i->isa, sizeof i->isa, "%s", e->isa);
+    snprintf(i->reader, sizeof i->reader, "%s", e->reader_name);
+    snprintf(i->kv_type, sizeof i->kv_type, "%s", e->kv_type);
+    snprintf(i->approximation, sizeof i->approximation, "%s", e->approximation);
+    i->context = e->context;
+    i->threads = e->threads;
+    i->chunk = e->chunk;
+    i->bytes_per_expert = e->slot_bytes;
+    i->scratch_bytes = e->scratch_bytes;
+    i->kv_bytes_per_token = e->kv_token_bytes;
+    i->least_memory = e->plan.least;
+    i->suggested_memory = e->plan.suggested;
+    i->full_memory = e->plan.full;
+    i->memory = e->plan.budget;
+    i->slots = e->plan.slots;
+}
+
+bool sl_engine_get_info(const sl_engine *e, sl_engine_info *info) {
+    sl_engine_info all = {0};
+    fill_model(e, &all);
+    fill_settings(e, &all);
+    return give(info, &all, sizeof all);
+}
+
+/* ---- statistics ----------------------------------------------------------------------------------------------------
+ */
+
+static void fill_memory(const sl_engine *e, sl_stats *s) {
+    s->rss_peak = sl_peak_rss();
+    s->memory_budget = e->plan.budget;
+    if (!e->mem)
+        return;
+    s->memory_used = sl_mem_used(e->mem, SL_USE_COUNT);
+    s->memory_peak = sl_mem_peak(e->mem);
+    s->weights_bytes = sl_mem_used(e->mem, SL_USE_WEIGHTS);
+    s->slots_bytes = sl_mem_used(e->mem, SL_USE_SLOTS);
+    s->kv_bytes = sl_mem_used(e->mem, SL_USE_KV);
+    s->scratch_bytes = sl_mem_used(e->mem, SL_USE_SCRATCH);
+}
+
+static void fill_experts(const sl_engine *e, sl_stats *s) {
+    if (!e->experts)
+        return;
+    const sl_experts_stats *b = &e->experts_base;
+    sl_experts_stats x;
+    sl_experts_stats_get(e->experts, &x);
+    s->expert_hits = x.hits - b->hits;
+    s->expert_misses = x.misses - b->misses;
+    s->expert_bytes_read = x.read_bytes - b->read_bytes;
+    s->expert_wait_ns = x.wait_ns - b->wait_ns;
+    s->evictions = x.evictions - b->evictions;
+    s->prefetch_reads = x.prefetch_reads - b->prefetch_reads;
+    s->prefetch_used = x.prefetch_used - b->prefetch_used;
+}
+
+static void fill_steps(const sl_engine *e, sl_stats *s) {
+    const engine_counters *c = &e->counters, *b = &e->counters_base;
+    const sl_ops_times *t = &e->times, *u = &e->times_base;
+    s->prompt_tokens = c->prompt_tokens - b->prompt_tokens;
+    s->prompt_ns = c->prompt_ns - b->prompt_ns;
+    s->decode_tokens = c->decode_tokens - b->decode_tokens;
+    s->decode_ns = c->decode_ns - b->decode_ns;
+    s->time_attention_ns = t->attention - u->attention;
+    s->time_linear_ns = t->linear - u->linear;
+    s->time_router_ns = t->router - u->router;
+    s->time_expert_ns = t->expert_compute - u->expert_compute;
+    s->time_shared_ns = t->shared - u->shared;
+    s->time_head_ns = t->head - u->head;
+    s->time_other_ns = t->other - u->other;
+}
+
+void sl_engine_get_stats(const sl_engine *e, sl_stats *stats) {
+    pthread_mutex_t *mutex = (pthread_mutex_t *)&e->sched.mutex;
+    sl_stats all = {0};
+    fill_memory(e, &all);
+    pthread_mutex_lock(mutex);
+    fill_experts(e, &all);
+    fill_steps(e, &all);
+    pthread_mutex_unlock(mutex);
+    give(stats, &all, sizeof all);
+}
+
+/* The parts below keep counting; what they had counted is remembered, so that no counter is written by two threads. */
+void sl_engine_reset_stats(sl_engine *e) {
+    pthread_mutex_lock(&e->sched.mutex);
+    e->counters_base = e->counters;
+    e->times_base = e->times;
+    if (e->experts)
+        sl_experts_stats_get(e->experts, &e->experts_base);
+    pthread_mutex_unlock(&e->sched.mutex);
+}
+
+void sl_engine_activity(const sl_engine *e, char *out, size_t size, uint64_t *since_ns) {
+    engine_activity_text((engine_activity *)&e->activity, out, size, since_ns);
+}
+
+/* ---- trace: the store's list grows on the scheduler's thread, so it is read there
+ * ------------------------------------
+ */
+
+typedef struct trace_call {
+    sl_engine *e;
+    bool on;
+    sl_trace *out;
+    size_t max, count;
+} trace_call;
+
+static void switch_trace(void *ctx) {
+    trace_call *c = ctx;
+    sl_experts_trace(c->e->experts, c->on);
+}
+
+void sl_engine_trace(sl_engine *e, bool on) {
+    trace_call c = {.e = e, .on = on};
+    if (e->experts)
+        engine_call_run(e, switch_trace, &c);
+}
+
+static void copy_trace(void *ctx) {
+    trace_call *c = ctx;
+    const sl_trace_read *reads = NULL;
+    c->count = sl_experts_trace_get(c->e->experts, &reads);
+    for (size_t i = 0; i < c->count && i < c->max; i++)
+        c->out[i] = (sl_trace){.path = sl_ckpt_file(c->e->ckpt, reads[i].file)->path,
+                               .burst = reads[i].burst,
+                               .layer = reads[i].layer,
+                               .offset = reads[i].offset,
+                               .bytes = reads[i].bytes};
+}
+
+size_t sl_engine_get_trace(sl_engine *e, sl_trace *out, size_t max) {
+    trace_call c = {.e = e, .out = out, .max = out ? max : 0};
+    if (e->experts)
+        engine_call_run(e, copy_trace, &c);
+    return c.count;
+}

@@ -1,0 +1,436 @@
+/* Opening an engine: options, checkpoint, model, tokenizer; the budget; then weights, expert store and scheduler. */
+#include "engine/internal.h"
+
+#include "engine/units.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+enum {
+    DEFAULT_CONTEXT = 4096,
+    DEFAULT_CHUNK = 512,
+    DEFAULT_SEQUENCES = 16,
+    MAX_CHUNK = 1 << 16,
+    MAX_SEQUENCES = 4096,
+    MAX_THREADS = 1024,
+};
+
+/* ---- options -------------------------------------------------------------------------------------------------------
+ */
+
+bool engine_copy_options(void *to, size_t to_size, const void *from, size_t least, const char *name, sl_error *err) {
+    size_t size = 0;
+    if (from)
+        memcpy(&size, from, sizeof size);
+    if (size < least || size > (1 << 16))
+        return sl_fail(err, SL_ERR_ARGUMENT, "%s options of %zu bytes, expected %zu: set by the _INIT macro", name,
+                       size, to_size);
+    memset(to, 0, to_size);
+    memcpy(to, from, size < to_size ? size : to_size);
+    return true;
+}
+
+static bool in_range(const char *name, int value, int most, sl_error *err) {
+    return (value >= 0 && value <= most) ||
+           sl_fail(err, SL_ERR_ARGUMENT, "%s: %d, expected 1 to %d, or 0 for the default", name, value, most);
+}
+
+/* The index of text in a list of names; NULL is the first. */
+static bool choose(const char *name, const char *text, const char *const *names, int count, int *out, sl_error *err) {
+    sl_buf all = {0};
+    for (*out = 0; *out < count; (*out)++)
+        if (!text || strcmp(text, names[*out]) == 0)
+            return true;
+    for (int i = 0; i < count; i++)
+        sl_buf_printf(&all, "%s%s", i ? ", " : "", names[i]);
+    sl_fail(err, SL_ERR_ARGUMENT, "%s: \"%s\", expected one of %s", name, text, all.data ? all.data : "");
+    sl_buf_free(&all);
+    return false;
+}
+
+static bool check_options(const sl_engine_options *o, sl_error *err) {
+    if (!o->model || !*o->model)
+        return sl_fail(err, SL_ERR_ARGUMENT, "model: none given");
+    return in_range("threads", o->threads, MAX_THREADS, err) && in_range("context", o->context, INT32_MAX / 2, err) &&
+           in_range("chunk", o->chunk, MAX_CHUNK, err) &&
+           in_range("max_sequences", o->max_sequences, MAX_SEQUENCES, err) &&
+           in_range("read_depth", o->read_depth, 4096, err) && in_range("max_slots", o->max_slots, INT32_MAX, err) &&
+           in_range("experts_per_token", o->experts_per_token, INT32_MAX, err);
+}
+
+/* Sizes of steps and sequences, from options and model. */
+static bool set_sizes(sl_engine *e, sl_error *err) {
+    const sl_engine_options *o = &e->options;
+    const sl_model_config *c = sl_model_config_get(e->model);
+    e->vocab = c->vocab;
+    e->context = o->context ? o->context : c->context < DEFAULT_CONTEXT ? c->context : DEFAULT_CONTEXT;
+    if (e->context > c->context)
+        return sl_fail(err, SL_ERR_ARGUMENT, "context: %d tokens, this model was made for at most %d", e->context,
+                       c->context);
+    e->chunk = o->chunk ? o->chunk : DEFAULT_CHUNK;
+    if (e->chunk > e->context)
+        e->chunk = e->context;
+    e->max_sequences = o->max_sequences ? o->max_sequences : DEFAULT_SEQUENCES;
+    e->threads = o->threads ? o->threads : sl_cpu_count();
+    e->max_rows = e->chunk + e->max_sequences;
+    e->max_outs = e->max_rows;
+    return true;
+}
+
+/* ---- model and text ------------------------------------------------------------------------------------------------
+ */
+
+static bool has_tokenizer(const sl_ckpt *c) {
+    sl_str kind;
+    if (sl_ckpt_get_kind(c) == SL_CKPT_GGUF)
+        return sl_gguf_str(c, "tokenizer.ggml.model", &kind);
+    char *path = sl_path_join(sl_ckpt_path(c), "tokenizer.json");
+    bool yes = path && sl_path_exists(path);
+    free(path);
+    return yes;
+}
+
+/* A checkpoint without a tokenizer can still be used with ids; a broken tokenizer is an error. */
+static bool open_tokenizer(sl_engine *e, sl_error *err) {
+    if (!has_tokenizer(e->ckpt)) {
+        sl_fail(&e->no_tokenizer, SL_ERR_TEXT, "%s: no tokenizer.json and no tokenizer in GGUF metadata", e->path);
+        return true;
+    }
+    e->tokenizer = sl_tokenizer_open(e->ckpt, err);
+    if (e->tokenizer && sl_tokenizer_size(e->tokenizer) > e->vocab)
+        sl_logf(&e->log, SL_LOG_WARN, "%s: the tokenizer has %d tokens, the model %d: the rest cannot be used", e->path,
+                sl_tokenizer_size(e->tokenizer), e->vocab);
+    return e->tokenizer != NULL;
+}
+
+static bool open_model(sl_engine *e, sl_error *err) {
+    e->path = sl_model_locate(e->options.model, err);
+    if (!e->path)
+        return false;
+    e->ckpt = sl_ckpt_open(e->path, err);
+    if (!e->ckpt)
+        return false;
+    e->model = sl_model_open(e->ckpt, err);
+    if (!e->model)
+        return false;
+    int32_t usual = sl_model_config_get(e->model)->top_k;
+    if (!sl_model_set_top_k(e->model, e->options.experts_per_token, err))
+        return false;
+    int32_t now = sl_model_config_get(e->model)->top_k;
+    if (now != usual)
+        snprintf(e->approximation, sizeof e->approximation, "%d experts per token instead of %d", now, usual);
+    snprintf(e->formats, sizeof e->formats, "%s", sl_model_formats(e->model));
+    return set_sizes(e, err) && open_tokenizer(e, err);
+}
+
+/* ---- numerics ------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct numerics {
+    sl_numeric numeric;
+    sl_kv_format kv;
+} numerics;
+
+static bool choose_numerics(sl_engine *e, numerics *out, sl_error *err) {
+    static const char *const modes[] = {"q8", "exact"};
+    static const char *const kinds[] = {"f16", "q8_0", "f32"};
+    static const sl_kv_format formats[] = {SL_KV_F16, SL_KV_Q8_0, SL_KV_F32};
+    int mode, kind;
+    if (!choose("numeric", e->options.numeric, modes, SL_COUNT(modes), &mode, err))
+        return false;
+    const char *wanted = e->options.kv_type ? e->options.kv_type : mode == 1 ? "f32" : "f16";
+    if (!choose("kv_type", wanted, kinds, SL_COUNT(kinds), &kind, err))
+        return false;
+    *out = (numerics){mode == 1 ? SL_NUMERIC_EXACT : SL_NUMERIC_Q8, formats[kind]};
+    snprintf(e->numeric, sizeof e->numeric, "%s", modes[mode]);
+    snprintf(e->kv_type, sizeof e->kv_type, "%s", kinds[kind]);
+    return true;
+}
+
+static sl_ops *open_ops(sl_engine *e, sl_mem *mem, const numerics *n, sl_error *err) {
+    sl_ops_cpu_options o = {.pool = e->pool, .mem = mem, .numeric = n->numeric, .isa = e->options.isa};
+    return sl_ops_cpu_new(&o, err);
+}
+
+/* ---- reader --------------------------------------------------------------------------------------------------------
+ */
+
+static sl_reader *open_reader(sl_engine *e, engine_wrap_reader wrap, void *user, sl_error *err) {
+    static const char *const kinds[] = {"auto", "uring", "pread"};
+    static const sl_reader_kind values[] = {SL_READER_AUTO, SL_READER_URING, SL_READER_PREAD};
+    int kind;
+    if (!choose("reader", e->options.reader, kinds, SL_COUNT(kinds), &kind, err))
+        return NULL;
+    sl_reader_options o = {.kind = values[kind], .buffered = e->options.buffered, .depth = e->options.read_depth};
+    sl_reader *r = sl_reader_open(&o, err);
+    if (!r)
+        return NULL;
+    snprintf(e->reader_name, sizeof e->reader_name, "%s, %s", r->name, r->direct ? "O_DIRECT" : "buffered");
+    return wrap ? wrap(user, r, err) : r;
+}
+
+/* ---- budget --------------------------------------------------------------------------------------------------------
+ */
+
+/* Memory the process will hold that no allocator counts: touched stacks, queues, tables of the expert store. */
+static uint64_t later_bytes(const sl_engine *e) {
+    const sl_model_config *c = sl_model_config_get(e->model);
+    uint64_t threads = (uint64_t)e->threads + 10;
+    return (4 << 20) + threads * (96 << 10) + (uint64_t)c->moe_layers * (uint64_t)c->experts * 256 +
+           (uint64_t)e->max_rows * 128 + (uint64_t)e->max_sequences * (64 << 10);
+}
+
+/* The model's expert layers as the store wants them. */
+static bool list_experts(sl_engine *e, int32_t *n, sl_error *err) {
+    const sl_model_experts *x = sl_model_expert_layers(e->model, n);
+    e->expert_layers = calloc((size_t)*n + 1, sizeof *e->expert_layers);
+    for (int32_t i = 0; e->expert_layers && i < *n; i++)
+        e->expert_layers[i] = (sl_expert_layer){x[i].experts, x[i].extent};
+    return e->expert_layers || sl_fail(err, SL_ERR_MEMORY, "out of memory for %d expert layers", *n);
+}
+
+static bool measure_experts(sl_engine *e, bool direct, engine_plan_input *in, uint64_t **slot_bytes, sl_error *err) {
+    int32_t n;
+    if (!list_experts(e, &n, err))
+        return false;
+    *slot_bytes = calloc((size_t)n + 1, sizeof **slot_bytes);
+    if (!*slot_bytes)
+        return sl_fail(err, SL_ERR_MEMORY, "out of memory for %d expert layers", n);
+    for (int32_t i = 0; i < n; i++) {
+        (*slot_bytes)[i] = sl_experts_slot_bytes(&e->expert_layers[i], e->ckpt, direct);
+        if ((*slot_bytes)[i] == 0)
+            return sl_fail(err, SL_ERR_FORMAT, "%s: experts of MoE layer %d: an extent lies outside its file", e->path,
+                           i);
+    }
+    in->layers = n;
+    in->experts = n ? e->expert_layers[0].experts : 0;
+    in->top_k = sl_model_config_get(e->model)->top_k;
+    in->slot_bytes = *slot_bytes;
+    for (int i = 0; n && i < ENGINE_SLAB_SIZES; i++)
+        in->least_experts[i] =
+            sl_experts_least_bytes(e->expert_layers, n, e->ckpt, in->top_k, direct, engine_slab_size(i));
+    return true;
+}
+
+/* Scratch is known to the implementation of ops alone, which wants an allocator: one that is thrown away. */
+static bool measure_scratch(sl_engine *e, const numerics *n, uint64_t *bytes, sl_error *err) {
+    sl_mem *mem = sl_mem_new(UINT64_MAX / 2, engine_slab_size(0), err);
+    sl_ops *ops = mem ? open_ops(e, mem, n, err) : NULL;
+    if (ops) {
+        *bytes = sl_model_scratch_bytes(e->model, ops, e->max_rows, e->max_outs);
+        snprintf(e->isa, sizeof e->isa, "%s", sl_ops_isa(ops));
+    }
+    sl_ops_free(ops);
+    sl_mem_free(mem);
+    return ops != NULL;
+}
+
+static uint64_t default_budget(const engine_plan *p, uint64_t limit) {
+    uint64_t share = limit / 4 * 3;
+    return share < p->least && p->least <= limit ? p->least : share;
+}
+
+/* Fills e->plan. With plan_only a default budget that is too small is no error: info is asked for the least. */
+static bool make_plan(sl_engine *e, const engine_plan_input *in, sl_error *err) {
+    uint64_t limit = sl_memory_limit(NULL);
+    sl_error ignored = {0};
+    if (e->options.memory) {
+        if (e->options.memory > limit)
+            sl_logf(&e->log, SL_LOG_WARN, "memory: a budget of %llu bytes is more than the %llu this process may use",
+                    (unsigned long long)e->options.memory, (unsigned long long)limit);
+        return engine_plan_make(in, e->options.memory, &e->plan, err);
+    }
+    engine_plan_make(in, limit / 4 * 3, &e->plan, &ignored);
+    bool ok = engine_plan_make(in, default_budget(&e->plan, limit), &e->plan, &ignored);
+    if (!ok && err && !(e->options.plan_only && ignored.code == SL_ERR_BUDGET))
+        *err = ignored;
+    return ok || (e->options.plan_only && ignored.code == SL_ERR_BUDGET);
+}
+
+static bool plan_budget(sl_engine *e, const numerics *n, bool direct, sl_kv_layout *kv, sl_error *err) {
+    engine_plan_input in = {0};
+    uint64_t *slot_bytes = NULL;
+    if (!measure_scratch(e, n, &in.scratch, err) || !sl_model_kv_layout(e->model, n->kv, kv, err) ||
+        !sl_kv_layout_init(kv, engine_slab_size(ENGINE_SLAB_SIZES - 1), err))
+        return false;
+#ifdef __GLIBC__
+    malloc_trim(0); /* what reading headers and tokenizer left behind is not needed */
+#endif
+    in.process = engine_resident_now();
+    in.later = later_bytes(e);
+    in.resident = sl_model_resident_bytes(e->model);
+    in.scratch += engine_core_bytes(e->vocab, e->max_sequences);
+    in.kv_block = kv->block_bytes;
+    in.context_blocks = (e->context + SL_KV_PAGE_TOKENS - 1) / SL_KV_PAGE_TOKENS;
+    bool ok = measure_experts(e, direct, &in, &slot_bytes, err) && make_plan(e, &in, err);
+    e->scratch_bytes = in.scratch;
+    for (int32_t i = 0; slot_bytes && i < in.layers; i++)
+        e->slot_bytes = slot_bytes[i] > e->slot_bytes ? slot_bytes[i] : e->slot_bytes;
+    free(slot_bytes);
+    if (e->options.max_slots && e->plan.slots > (uint64_t)e->options.max_slots)
+        e->plan.slots = (uint64_t)e->options.max_slots;
+    e->kv_token_bytes = (uint64_t)kv->layers * 2 * (uint64_t)kv->kv_heads * kv->head_bytes;
+    return ok;
+}
+
+/* ---- loading -------------------------------------------------------------------------------------------------------
+ */
+
+static void load_progress(void *user, uint64_t done, uint64_t total) {
+    sl_engine *e = user;
+    engine_activity_set(&e->activity, ENGINE_LOADING, 0);
+    if (e->options.progress)
+        e->options.progress(e->options.progress_user, SL_STAGE_LOAD, done, total);
+}
+
+/* What runs the steps knows slabs by index and only adds; any other change is told it from the beginning. */
+static bool place_kv(void *user, void *const *slabs, int32_t count, bool appended, sl_error *err) {
+    sl_engine *e = user;
+    int32_t from = appended ? count - 1 : 0;
+    if (!appended)
+        sl_ops_set_kv(e->ops, &e->kv_layout);
+    for (int32_t i = from; i < count; i++)
+        if (!sl_ops_add_kv_slab(e->ops, slabs[i], err))
+            return false;
+    return true;
+}
+
+static int reclaim_slabs(void *user, int slabs) {
+    sl_engine *e = user;
+    return e->experts ? sl_experts_shrink(e->experts, slabs) : 0;
+}
+
+static bool open_kv(sl_engine *e, sl_error *err) {
+    if (!sl_kv_layout_init(&e->kv_layout, e->plan.slab_bytes, err))
+        return false;
+    sl_ops_set_kv(e->ops, &e->kv_layout);
+    engine_kv_options o = {
+        .mem = e->mem, .layout = e->kv_layout, .place = place_kv, .reclaim = reclaim_slabs, .user = e};
+    e->kv = engine_kv_new(&o, err);
+    return e->kv != NULL;
+}
+
+/* Takes the reader, also on failure. */
+static bool open_experts(sl_engine *e, sl_reader *reader, sl_error *err) {
+    sl_experts_options o = {.ckpt = e->ckpt,
+                            .layers = e->expert_layers,
+                            .layer_count = sl_model_config_get(e->model)->moe_layers,
+                            .top_k = sl_model_config_get(e->model)->top_k,
+                            .mem = e->mem,
+                            .max_slots = e->options.max_slots,
+                            .reader = reader,
+                            .prefetch = e->options.prefetch,
+                            .log = e->log};
+    e->experts = sl_experts_open(&o, err);
+    if (!e->experts)
+        return false;
+    sl_expert_source source = engine_activity_watch(&e->activity, sl_experts_source(e->experts));
+    sl_ops_set_experts(e->ops, &source);
+    return true;
+}
+
+static bool model_forward(void *self, sl_step *step, sl_error *err) {
+    return sl_model_forward(self, step, err);
+}
+
+static bool load(sl_engine *e, const numerics *n, sl_error *err) {
+    e->mem = sl_mem_new(e->plan.budget, e->plan.slab_bytes, err);
+    if (!e->mem || !sl_mem_charge(e->mem, e->plan.charge, SL_USE_OTHER, err))
+        return false;
+    e->ops = open_ops(e, e->mem, n, err);
+    if (!e->ops)
+        return false;
+    engine_activity_set(&e->activity, ENGINE_LOADING, 0);
+    return sl_model_load(e->model, e->mem, e->ops, e->max_rows, e->max_outs, load_progress, e, err) && open_kv(e, err);
+}
+
+static void log_opened(const sl_engine *e) {
+    char budget[32], slab[32];
+    sl_logf(&e->log, SL_LOG_INFO,
+            "%s: budget %s, slabs of %s, room for %llu expert slots; numeric %s on %s, %d threads", e->path,
+            engine_size_text(budget, sizeof budget, e->plan.budget),
+            engine_size_text(slab, sizeof slab, e->plan.slab_bytes), (unsigned long long)e->plan.slots, e->numeric,
+            e->isa, e->threads);
+    if (e->approximation[0])
+        sl_logf(&e->log, SL_LOG_WARN, "%s: approximation asked for: %s", e->path, e->approximation);
+}
+
+/* Everything from the numerics on; the reader is opened first, because what slots need depends on it. */
+static bool open_rest(sl_engine *e, engine_wrap_reader wrap, void *user, sl_error *err) {
+    numerics n;
+    bool moe = sl_model_config_get(e->model)->moe_layers > 0;
+    if (!choose_numerics(e, &n, err))
+        return false;
+    e->pool = sl_pool_new(e->threads, err);
+    if (!e->pool)
+        return false;
+    sl_reader *reader = moe ? open_reader(e, wrap, user, err) : NULL;
+    if (moe && !reader)
+        return false;
+    bool ok = plan_budget(e, &n, reader && reader->direct, &e->kv_layout, err);
+    if (ok && !e->options.plan_only)
+        ok = load(e, &n, err);
+    if (reader && (!ok || e->options.plan_only))
+        reader->close(reader);
+    if (!ok || e->options.plan_only)
+        return ok;
+    if (moe && !open_experts(e, reader, err))
+        return false;
+    e->forward = (engine_forward){model_forward, e->model};
+    if (!engine_core_start(e, err))
+        return false;
+    log_opened(e);
+    return true;
+}
+
+sl_engine *engine_open_wrapped(const sl_engine_options *o, engine_wrap_reader wrap, void *user, sl_error *err) {
+    sl_engine *e = calloc(1, sizeof *e);
+    if (!e)
+        return sl_fail_null(err, SL_ERR_MEMORY, "out of memory for an engine");
+    engine_core_init(e);
+    pthread_mutex_init(&e->templates.mutex, NULL);
+    bool ok =
+        engine_copy_options(&e->options, sizeof e->options, o, offsetof(sl_engine_options, memory), "engine", err);
+    e->log = (sl_log){e->options.log, e->options.log_user, e->options.log_level};
+    ok = ok && check_options(&e->options, err) && open_model(e, err) && open_rest(e, wrap, user, err);
+    /* The strings are the caller's. */
+    e->options.model = e->options.kv_type = e->options.numeric = e->options.isa = e->options.reader = NULL;
+    if (ok)
+        return e;
+    sl_engine_close(e);
+    return NULL;
+}
+
+sl_engine *sl_engine_open(const sl_engine_options *options, sl_error *err) {
+    return engine_open_wrapped(options, NULL, NULL, err);
+}
+
+void sl_engine_close(sl_engine *e) {
+    if (!e)
+        return;
+    engine_core_stop(e);
+    sl_experts_close(e->experts);
+    engine_kv_free(e->kv);
+    sl_model_free(e->model);
+    sl_ops_free(e->ops);
+    sl_mem_free(e->mem);
+    sl_pool_free(e->pool);
+    sl_tokenizer_free(e->tokenizer);
+    for (size_t i = 0; i < SL_COUNT(e->templates.compiled); i++)
+        sl_template_free(e->templates.compiled[i]);
+    sl_ckpt_close(e->ckpt);
+    pthread_mutex_destroy(&e->templates.mutex);
+    engine_core_destroy(e);
+    free(e->expert_layers);
+    free(e->path);
+    free(e);
+}
+
+bool engine_check_open(const sl_engine *e, sl_error *err) {
+    return e->sched.started ||
+           sl_fail(err, SL_ERR_ARGUMENT, "the engine was opened with plan_only: no weights are loaded");
+}

@@ -1,0 +1,47 @@
+/* The arithmetic of the memory budget: what must fit, what is left for experts, how large a slab should be.
+ *
+ *   budget >= process (code, libraries, tables, stacks) + page tables + resident weights + scratch
+ *             + slabs { KV, expert slots }
+ *
+ * Pure numbers in, numbers out; engine_open.c measures the input. */
+#ifndef SL_ENGINE_PLAN_H
+#define SL_ENGINE_PLAN_H
+
+#include "base/base.h"
+
+enum { ENGINE_SLAB_SIZES = 11 }; /* 64 KiB << i */
+
+typedef struct engine_plan_input {
+    uint64_t process;  /* what the process holds already, outside the budgeted allocator */
+    uint64_t later;    /* what it will hold beside that: stacks, queues, small tables */
+    uint64_t resident; /* weights */
+    uint64_t scratch;  /* of a step, with logits and sampler */
+    uint64_t kv_block; /* bytes of a KV block */
+    int32_t context_blocks;
+    /* Routed experts; layers 0: a dense model. */
+    int32_t layers, experts, top_k;
+    const uint64_t *slot_bytes;                /* [layers] */
+    uint64_t least_experts[ENGINE_SLAB_SIZES]; /* bytes of the least expert store for each slab size, 0: impossible */
+} engine_plan_input;
+
+typedef struct engine_plan {
+    uint64_t least, suggested, full; /* budgets: least that runs, good, everything resident */
+    uint64_t budget;
+    uint64_t slab_bytes; /* 0: the budget is below the least */
+    uint64_t charge;     /* of the budget for what is not allocated from it */
+    uint64_t slots;      /* experts that fit beside the KV of one whole context */
+} engine_plan;
+
+static inline uint64_t engine_slab_size(int i) {
+    return (uint64_t)(64 << 10) << i;
+}
+
+/* Fills out; false: SL_ERR_BUDGET, the message names the least budget in bytes and in human units; SL_ERR_UNSUPPORTED:
+ * an expert or a KV block is larger than any slab. out is complete but for slab_bytes where only the budget is too
+ * small. */
+bool engine_plan_make(const engine_plan_input *in, uint64_t budget, engine_plan *out, sl_error *err);
+
+/* Bytes this process holds in memory now. */
+uint64_t engine_resident_now(void);
+
+#endif

@@ -1,0 +1,334 @@
+/* One step: which rows take part, running them, handing out what came of it.
+ *
+ * A step holds one row of every sequence that decodes and, when prefill has its turn, chunks of prompts, together at
+ * most `chunk` rows. Nothing is committed before the step succeeded, so a step that failed as a whole is simply made
+ * again from what is left:
+ *   - cancelled: the cancelled requests end, the others' rows are run again;
+ *   - any other error: each of its runs is tried alone, so that the error reaches only its owner;
+ *   - rows whose expert could not be read fail their own run, the other rows stand.
+ * When cancellation interrupts: alone, or while a chunk of the cancelled request's own prompt is being evaluated,
+ * within a layer; a decode row that shares the step with others waits for the step's end (one token), because running
+ * the others again would delay them by as much. */
+#include "engine/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int32_t engine_out_capacity(int32_t max_sequences) {
+    /* Every request may want a row; as many more keep sl_decode going beside them. */
+    return 2 * max_sequences;
+}
+
+bool engine_step_init(sl_engine *e, sl_error *err) {
+    engine_step *st = &e->sched.step;
+    size_t n = (size_t)e->max_rows;
+    st->token = calloc(n, sizeof *st->token);
+    st->seq = calloc(n, sizeof *st->seq);
+    st->position = calloc(n, sizeof *st->position);
+    st->out_rows = calloc(n, sizeof *st->out_rows);
+    st->dest = calloc(n, sizeof *st->dest);
+    st->row_failed = calloc(n, sizeof *st->row_failed);
+    st->seqs = calloc(n, sizeof *st->seqs);
+    st->runs = calloc(n, sizeof *st->runs);
+    if (!st->token || !st->seq || !st->position || !st->out_rows || !st->dest || !st->row_failed || !st->seqs ||
+        !st->runs)
+        return sl_fail(err, SL_ERR_MEMORY, "out of memory for a step of %d rows", e->max_rows);
+    st->out_capacity = engine_out_capacity(e->max_sequences);
+    if (st->out_capacity > e->max_outs)
+        st->out_capacity = e->max_outs;
+    st->logits =
+        sl_mem_span(e->mem, (uint64_t)st->out_capacity * (uint64_t)e->vocab * sizeof(float), SL_USE_SCRATCH, err);
+    return st->logits != NULL;
+}
+
+void engine_step_free(sl_engine *e) {
+    engine_step *st = &e->sched.step;
+    free(st->token);
+    free(st->seq);
+    free(st->position);
+    free(st->out_rows);
+    free(st->dest);
+    free(st->row_failed);
+    free(st->seqs);
+    free(st->runs);
+    sl_mem_span_free(e->mem, st->logits);
+    *st = (engine_step){0};
+}
+
+/* ---- putting a step together ---------------------------------------------------------------------------------------
+ */
+
+static int32_t remaining(const engine_run *run) {
+    return run->count - run->done;
+}
+
+/* Where the logits of row i of a run go: wanted says whether they are at all. */
+static float *row_dest(const engine_run *run, int32_t i, bool *wanted) {
+    if (run->request) {
+        *wanted = i == run->count - 1;
+        return NULL;
+    }
+    *wanted = run->dest[i] != NULL;
+    return run->dest[i];
+}
+
+/* Takes an output into the step if there is a place for its logits. Outputs of one job that lie one after another go
+ * straight to its memory, any number of them; all others need a row of the engine's own. */
+static bool take_output(sl_engine *e, engine_step *st, float *dest, int32_t row) {
+    bool follows = dest && st->direct && (st->outs == 0 || dest == st->dest[0] + (int64_t)st->outs * e->vocab);
+    if (st->outs >= (follows ? e->max_outs : st->out_capacity))
+        return false;
+    st->direct = follows;
+    st->out_rows[st->outs] = row;
+    st->dest[st->outs++] = dest;
+    return true;
+}
+
+static void add_row(engine_step *st, const engine_run *run, int32_t i) {
+    st->token[st->rows] = run->tokens[i];
+    st->seq[st->rows] = st->run_count;
+    st->position[st->rows] = run->base + i;
+    st->rows++;
+}
+
+/* Adds up to `most` rows of a run: fewer where no place is left for logits. Returns how many. */
+static int32_t add_run(sl_engine *e, engine_run *run, int32_t most) {
+    engine_step *st = &e->sched.step;
+    sl_error err = {0};
+    int32_t n = remaining(run) < most ? remaining(run) : most, from = run->base + run->done;
+    if (n < 1)
+        return 0;
+    if (!engine_seq_prepare(run->seq, from, from + n, &err)) {
+        engine_run_fail(e, run, &err);
+        return 0;
+    }
+    run->first_row = st->rows;
+    run->first_out = st->outs;
+    run->rows = 0;
+    for (int32_t i = run->done; run->rows < n; i++, run->rows++) {
+        bool wanted;
+        float *dest = row_dest(run, i, &wanted);
+        if (wanted && !take_output(e, st, dest, st->rows))
+            break;
+        add_row(st, run, i);
+    }
+    run->outs = st->outs - run->first_out;
+    if (run->rows > 0)
+        st->runs[st->run_count++] = run;
+    return run->rows;
+}
+
+static bool takes_part(const engine_run *run) {
+    return run->ready && !run->ended;
+}
+
+/* A run that must be tried by itself, or NULL. */
+static engine_run *find_alone(engine_sched *sc) {
+    for (size_t i = 0; i < sc->active_count; i++)
+        if (sc->active[i]->alone && takes_part(sc->active[i]))
+            return sc->active[i];
+    return NULL;
+}
+
+static void add_decodes(sl_engine *e) {
+    engine_sched *sc = &e->sched;
+    for (size_t i = 0; i < sc->active_count && sc->step.decode_rows < e->max_sequences; i++)
+        if (takes_part(sc->active[i]) && remaining(sc->active[i]) == 1)
+            sc->step.decode_rows += add_run(e, sc->active[i], 1);
+}
+
+static void add_prefills(sl_engine *e) {
+    engine_sched *sc = &e->sched;
+    for (size_t i = 0; i < sc->active_count && sc->step.prefill_rows < e->chunk; i++)
+        if (takes_part(sc->active[i]) && remaining(sc->active[i]) > 1)
+            sc->step.prefill_rows += add_run(e, sc->active[i], e->chunk - sc->step.prefill_rows);
+}
+
+static void select_runs(sl_engine *e) {
+    engine_sched *sc = &e->sched;
+    engine_step *st = &sc->step;
+    st->run_count = st->rows = st->outs = st->decode_rows = st->prefill_rows = 0;
+    st->direct = true;
+    engine_run *alone = find_alone(sc);
+    if (alone) {
+        int32_t *rows = remaining(alone) > 1 ? &st->prefill_rows : &st->decode_rows;
+        *rows = add_run(e, alone, e->chunk);
+        return;
+    }
+    add_decodes(e);
+    if (st->decode_rows == 0 || sc->decode_owed_ns == 0)
+        add_prefills(e);
+}
+
+/* ---- running -------------------------------------------------------------------------------------------------------
+ */
+
+static bool is_cancelled(const engine_run *run) {
+    return run->request && atomic_load_explicit(&run->request->cancelled, memory_order_relaxed);
+}
+
+/* Whether the step should stop now: see the top of the file. */
+static bool poll_cancelled(void *user) {
+    sl_engine *e = user;
+    const engine_step *st = &e->sched.step;
+    if (atomic_load_explicit(&e->sched.ending, memory_order_relaxed))
+        return true;
+    int32_t cancelled = 0;
+    for (int32_t i = 0; i < st->run_count; i++) {
+        if (!is_cancelled(st->runs[i]))
+            continue;
+        if (st->runs[i]->rows > 1)
+            return true;
+        cancelled++;
+    }
+    return cancelled == st->run_count;
+}
+
+static bool run_forward(sl_engine *e, sl_error *row_error, sl_error *err) {
+    engine_step *st = &e->sched.step;
+    for (int32_t i = 0; i < st->run_count; i++)
+        st->seqs[i] = (sl_step_seq){st->runs[i]->seq->pages, st->runs[i]->seq->page_count};
+    memset(st->row_failed, 0, (size_t)st->rows);
+    bool direct = st->direct && st->outs > 0;
+    sl_step step = {.rows = st->rows,
+                    .token = st->token,
+                    .seq = st->seq,
+                    .position = st->position,
+                    .seq_count = st->run_count,
+                    .seqs = st->seqs,
+                    .outs = st->outs,
+                    .out_rows = st->out_rows,
+                    .logits = direct ? st->dest[0] : st->logits,
+                    .row_failed = st->row_failed,
+                    .cancelled = poll_cancelled,
+                    .user = e};
+    bool ok = e->forward.run(e->forward.self, &step, err);
+    *row_error = step.row_error;
+    for (int32_t i = 0; ok && !direct && i < st->outs; i++)
+        if (st->dest[i])
+            memcpy(st->dest[i], st->logits + (int64_t)i * e->vocab, (size_t)e->vocab * sizeof(float));
+    return ok;
+}
+
+/* ---- results -------------------------------------------------------------------------------------------------------
+ */
+
+void engine_run_fail(sl_engine *e, engine_run *run, const sl_error *error) {
+    if (run->ended)
+        return;
+    if (run->request) {
+        bool cancelled = error->code == SL_ERR_CANCELLED;
+        engine_request_end(run->request, cancelled ? SL_FINISH_CANCELLED : SL_FINISH_ERROR, error);
+        return;
+    }
+    engine_job *job = run->job;
+    if (!job->failed)
+        job->error = *error;
+    job->failed = true;
+    for (int32_t i = 0; i < job->run_count; i++)
+        job->runs[i].ended = true;
+}
+
+static bool any_row_failed(const engine_step *st, const engine_run *run) {
+    for (int32_t i = 0; i < run->rows; i++)
+        if (st->row_failed[run->first_row + i])
+            return true;
+    return false;
+}
+
+static void report_prefill(sl_engine *e, const engine_run *run) {
+    if (run->request && run->count > 1 && e->options.progress)
+        e->options.progress(e->options.progress_user, SL_STAGE_PREFILL, (uint64_t)run->done, (uint64_t)run->count);
+}
+
+/* The rows of a run have been evaluated. */
+static void advance_run(sl_engine *e, engine_run *run) {
+    const engine_step *st = &e->sched.step;
+    run->alone = false;
+    if (run->request)
+        engine_seq_commit(run->seq, run->tokens + run->done, run->rows);
+    run->done += run->rows;
+    report_prefill(e, run);
+    if (run->done < run->count)
+        return;
+    if (run->job)
+        run->ended = true;
+    else
+        engine_request_advance(run->request, st->logits + (int64_t)run->first_out * e->vocab);
+}
+
+static void hand_out(sl_engine *e, const sl_error *row_error) {
+    engine_step *st = &e->sched.step;
+    for (int32_t i = 0; i < st->run_count; i++) {
+        engine_run *run = st->runs[i];
+        if (run->ended)
+            continue; /* its job failed through another run */
+        if (any_row_failed(st, run))
+            engine_run_fail(e, run, row_error);
+        else
+            advance_run(e, run);
+    }
+}
+
+static void step_failed(sl_engine *e, const sl_error *error) {
+    engine_step *st = &e->sched.step;
+    if (error->code == SL_ERR_CANCELLED)
+        return; /* the scheduler ends the cancelled ones before the next step */
+    if (st->run_count == 1) {
+        engine_run_fail(e, st->runs[0], error);
+        return;
+    }
+    for (int32_t i = 0; i < st->run_count; i++)
+        st->runs[i]->alone = true;
+}
+
+/* Time of a step goes to prefill and decode by their rows. A chunk of prefill that held up decoding owes it a quarter
+ * of its time: decode-only steps until then, so that a long prompt cannot stop those who are reading an answer. */
+static void account(sl_engine *e, uint64_t ns) {
+    engine_sched *sc = &e->sched;
+    const engine_step *st = &sc->step;
+    uint64_t prompt_ns = ns * (uint64_t)st->prefill_rows / (uint64_t)st->rows;
+    if (st->prefill_rows == 0)
+        sc->decode_owed_ns = sc->decode_owed_ns > ns ? sc->decode_owed_ns - ns : 0;
+    else
+        sc->decode_owed_ns = st->decode_rows ? ns / 4 : 0;
+    pthread_mutex_lock(&sc->mutex);
+    e->counters.prompt_tokens += (uint64_t)st->prefill_rows;
+    e->counters.prompt_ns += prompt_ns;
+    e->counters.decode_tokens += (uint64_t)st->decode_rows;
+    e->counters.decode_ns += ns - prompt_ns;
+    if (e->ops)
+        sl_ops_times_get(e->ops, &e->times);
+    pthread_mutex_unlock(&sc->mutex);
+}
+
+/* Runs that were served go behind those that were not, so that all get their turn when there are more than fit. */
+static void requeue_served(engine_sched *sc) {
+    size_t n = 0;
+    for (size_t i = 0; i < sc->active_count; i++)
+        if (sc->active[i]->rows == 0)
+            sc->active[n++] = sc->active[i];
+    for (int32_t i = 0; i < sc->step.run_count; i++)
+        sc->active[n++] = sc->step.runs[i];
+}
+
+void engine_step_run(sl_engine *e) {
+    engine_sched *sc = &e->sched;
+    engine_step *st = &sc->step;
+    sl_error error = {0}, row_error = {0};
+    for (size_t i = 0; i < sc->active_count; i++)
+        sc->active[i]->rows = 0;
+    select_runs(e);
+    if (st->rows == 0)
+        return;
+    engine_activity_set(&e->activity, st->prefill_rows ? ENGINE_PREFILL : ENGINE_DECODE, st->rows);
+    uint64_t start = sl_now_ns();
+    bool ok = run_forward(e, &row_error, &error);
+    if (ok) {
+        account(e, sl_now_ns() - start);
+        hand_out(e, &row_error);
+    } else {
+        step_failed(e, &error);
+    }
+    requeue_served(sc);
+}

@@ -54,7 +54,8 @@ typedef struct cli_args {
     sl_log_level log_level;
     bool quiet;
     /* bench, eval, plan */
-    int warmup, tokens, prefill, repeat, window;
+    int warmup, prefill, repeat, window;
+    int tokens; /* -1: not given */
     const char *ids, *reference;
     bool no_replay;
     /* tokenize */
@@ -164,8 +165,8 @@ void cli_progress(const char *what, uint64_t done, uint64_t total, bool bytes);
 /* Nanoseconds since progress last moved (cli_progress) or output was written. */
 uint64_t cli_idle_ns(void);
 
-/* Ctrl-C: between begin and end it sets a flag instead of ending the program; the second one ends it. */
-void cli_interrupt_begin(void);
+/* Ctrl-C: between begin and end it sets a flag instead of ending the program; again_ends: a second one ends it. */
+void cli_interrupt_begin(bool again_ends);
 void cli_interrupt_end(void);
 bool cli_interrupted(void);
 void cli_interrupt_reset(void);
@@ -177,6 +178,8 @@ const char *cli_size(uint64_t bytes, char *out);
 
 /* The engine as the options say, with progress on loading and prefill. plan_only: memory and text calls only. */
 sl_engine *cli_open(const cli_args *a, bool plan_only, sl_error *err);
+/* Whether prefill progress is shown; off at first. */
+void cli_show_prefill(bool shown);
 void cli_get_info(const sl_engine *e, sl_engine_info *info);
 
 /* Prompt: argument, file or standard input; allocated, NUL-terminated; an empty one is an error. text may be NULL. */

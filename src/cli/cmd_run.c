@@ -44,7 +44,7 @@ static int print_answer_json(const sl_engine *e, const cli_args *a, const cli_an
 static int answer_prompt(sl_engine *e, const cli_args *a, const int32_t *ids, size_t n) {
     cli_answer answer;
     int status = CLI_OK;
-    cli_interrupt_begin();
+    cli_interrupt_begin(true);
     bool ok = cli_generate(e, a, NULL, ids, n, !a->json, &answer);
     bool begun = !a->json && answer.text.size > 0;
     if (begun && answer.text.data[answer.text.size - 1] != '\n')

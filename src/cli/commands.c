@@ -56,12 +56,12 @@ const cli_command cli_commands[] = {
      {cli_bench_options, cli_engine_options, cli_json_options, cli_common_options},
      cli_bench},
     {"eval",
-     "MODEL FILE",
-     2,
+     "MODEL [FILE]",
+     1,
      2,
      "perplexity of a text, or distance from a recorded reference",
-     "FILE is a text (- for standard input). With --reference, KL(reference || this run) and top-1 agreement as well;\n"
-     "the tokens then come from the reference and FILE only names the text.",
+     "FILE is a text (- for standard input). With --reference the tokens come from the reference, and KL(reference ||\n"
+     "this run) and top-1 agreement are shown too; a FILE named beside it must be the text it was recorded on.",
      {cli_eval_options, cli_engine_options, cli_json_options, cli_figure_options, cli_common_options},
      cli_eval},
     {"tokenize",

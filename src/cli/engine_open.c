@@ -10,9 +10,18 @@ static void on_log(void *user, sl_log_level level, const char *line) {
     cli_note("%s%s", names[level], line);
 }
 
+/* Set while a prompt of a person is evaluated; eval and bench have a progress of their own. */
+static atomic_bool prefill_shown;
+
+void cli_show_prefill(bool shown) {
+    atomic_store(&prefill_shown, shown);
+}
+
 static void on_progress(void *user, sl_stage stage, uint64_t done, uint64_t total) {
-    bool load = stage == SL_STAGE_LOAD;
-    cli_progress(load ? "loading" : "prefill", done, total, load);
+    if (stage == SL_STAGE_LOAD)
+        cli_progress("loading", done, total, true);
+    else if (atomic_load(&prefill_shown))
+        cli_progress("prefill", done, total, false);
 }
 
 /* Says that loading stands still; lives while sl_engine_open runs. */

@@ -129,6 +129,7 @@ bool cli_generate(sl_engine *e, const cli_args *a, sl_seq *seq, const int32_t *i
     o.stop_count = a->stop.count;
     o.ignore_eos = a->ignore_eos;
     cli_progress("prefill", 0, n, false); /* a stall counts from here */
+    cli_show_prefill(true);
     sl_request *r = sl_generate(e, &o, &answer->error);
     if (!r) {
         answer->finish = SL_FINISH_ERROR;
@@ -136,6 +137,7 @@ bool cli_generate(sl_engine *e, const cli_args *a, sl_seq *seq, const int32_t *i
     }
     bool ok = follow(e, r, stream, answer);
     sl_request_free(r);
+    cli_show_prefill(false);
     cli_status_clear();
     return ok;
 }

@@ -72,7 +72,7 @@ const cli_option cli_bench_options[] = {
     {"prefill", 0, CLI_INT, AT(prefill), 0, 1 << 20, "N", "tokens of the prefill; 0: none (default: 512)"},
     {"repeat", 0, CLI_INT, AT(repeat), 1, 1000, "N", "repetitions; medians are shown (default: 3)"},
     {"ids", 0, CLI_TEXT, AT(ids), 0, 0, "FILE",
-     "token ids to force (numbers, or a JSON array); default: a built-in text"},
+     "token ids to force: numbers or a JSON array; \"random\": spread over the vocabulary (default: a built-in text)"},
     {"no-replay", 0, CLI_FLAG, AT(no_replay), 0, 0, NULL, "skip the replay of reads and with it the causal bound"},
     END};
 

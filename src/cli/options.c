@@ -10,7 +10,7 @@ void cli_args_init(cli_args *a) {
     *a = (cli_args){.think = -1,
                     .log_level = SL_LOG_WARN,
                     .warmup = 256,
-                    .tokens = 0,
+                    .tokens = -1,
                     .prefill = 512,
                     .repeat = 3,
                     .format = "q4_0-gguf"};

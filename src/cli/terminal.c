@@ -22,7 +22,7 @@ static struct {
     uint64_t drawn_ns;
 } term = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static volatile sig_atomic_t interrupts;
+static volatile sig_atomic_t interrupts, second_ends;
 
 void cli_terminal_init(void) {
     for (int fd = 0; fd <= 2; fd++)
@@ -234,15 +234,16 @@ uint64_t cli_idle_ns(void) {
 /* ---- Ctrl-C ------------------------------------------------------------------------------------------------------ */
 
 static void on_interrupt(int signal_number) {
-    if (interrupts++ > 0) {
+    if (interrupts++ > 0 && second_ends) {
         signal(SIGINT, SIG_DFL);
         raise(SIGINT);
     }
 }
 
-void cli_interrupt_begin(void) {
+void cli_interrupt_begin(bool again_ends) {
     struct sigaction action = {.sa_handler = on_interrupt}; /* no SA_RESTART: a read of the terminal must return */
     interrupts = 0;
+    second_ends = again_ends;
     sigaction(SIGINT, &action, NULL);
 }
 

@@ -1,0 +1,29 @@
+/* Pieces of `sluice bench`: the ids that are forced, and what one repetition measured. */
+#ifndef SL_CLI_BENCH_H
+#define SL_CLI_BENCH_H
+
+#include "cli.h"
+
+/* At least `need` ids: from --ids (a file; "random": spread over the vocabulary), else the built-in text, repeated. */
+bool bench_ids(const sl_engine *e, const cli_args *a, size_t need, int32_t **ids, sl_error *err);
+
+/* One repetition of decode. */
+typedef struct bench_window {
+    double seconds, tokens_per_second;
+    sl_stats stats;
+    double replay_seconds; /* this window's reads without computing; < 0: not replayed */
+    double bound_seconds;  /* causal bound: dense + max(reads, hits) per layer + head; < 0: not known */
+    double memory_read;    /* bytes per second measured beside it; < 0: not measured */
+    const char *replay_reader;
+} bench_window;
+
+typedef struct bench_result {
+    int prefill_tokens, decode_tokens, warmup, repeat;
+    double *prefill;       /* tokens per second, [repeat]; NULL: none */
+    bench_window *windows; /* [repeat]; NULL: none */
+} bench_result;
+
+double bench_median(const double *values, int n);
+int bench_print(const sl_engine *e, const cli_args *a, const bench_result *r);
+
+#endif

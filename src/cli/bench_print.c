@@ -1,0 +1,175 @@
+/* A benchmark's result as a table and as JSON. */
+#include "bench.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double bench_median(const double *values, int n) {
+    double *sorted = n > 0 ? malloc((size_t)n * sizeof *sorted) : NULL;
+    if (!sorted)
+        return 0;
+    memcpy(sorted, values, (size_t)n * sizeof *sorted);
+    qsort(sorted, (size_t)n, sizeof *sorted, compare);
+    double m = n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+    free(sorted);
+    return m;
+}
+
+/* A field of the windows, as numbers. */
+typedef double (*window_value)(const bench_window *w);
+
+static double value_speed(const bench_window *w) {
+    return w->tokens_per_second;
+}
+static double value_seconds(const bench_window *w) {
+    return w->seconds;
+}
+static double value_replay(const bench_window *w) {
+    return w->replay_seconds;
+}
+static double value_bound(const bench_window *w) {
+    return w->bound_seconds;
+}
+static double value_share_of_bound(const bench_window *w) {
+    return w->bound_seconds > 0 ? w->bound_seconds / w->seconds : -1;
+}
+static double value_memory(const bench_window *w) {
+    return w->memory_read;
+}
+static double value_hit_rate(const bench_window *w) {
+    double asked = (double)(w->stats.expert_hits + w->stats.expert_misses);
+    return asked > 0 ? (double)w->stats.expert_hits / asked : -1;
+}
+static double value_read(const bench_window *w) {
+    return (double)w->stats.expert_bytes_read;
+}
+static double value_wait(const bench_window *w) {
+    return (double)w->stats.expert_wait_ns / 1e9;
+}
+
+static double median_of(const bench_result *r, window_value value) {
+    double *v = malloc((size_t)r->repeat * sizeof *v);
+    if (!v)
+        return 0;
+    for (int i = 0; i < r->repeat; i++)
+        v[i] = value(&r->windows[i]);
+    double m = bench_median(v, r->repeat);
+    free(v);
+    return m;
+}
+
+/* ---- JSON -------------------------------------------------------------------------------------------------------- */
+
+static json_t *known(double v) {
+    return v >= 0 ? json_real(v) : json_null();
+}
+
+static json_t *window_json(const bench_window *w) {
+    const sl_stats *s = &w->stats;
+    json_t *times = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "attention", (double)s->time_attention_ns / 1e9,
+                              "linear", (double)s->time_linear_ns / 1e9, "router", (double)s->time_router_ns / 1e9,
+                              "expert", (double)s->time_expert_ns / 1e9, "shared", (double)s->time_shared_ns / 1e9,
+                              "head", (double)s->time_head_ns / 1e9, "other", (double)s->time_other_ns / 1e9);
+    return json_pack("{s:f, s:f, s:I, s:I, s:o, s:I, s:f, s:I, s:o, s:o, s:o, s:o, s:o}", "seconds", w->seconds,
+                     "tokens_per_second", w->tokens_per_second, "hits", (json_int_t)s->expert_hits, "misses",
+                     (json_int_t)s->expert_misses, "hit_rate", known(value_hit_rate(w)), "bytes_read",
+                     (json_int_t)s->expert_bytes_read, "wait_seconds", value_wait(w), "evictions",
+                     (json_int_t)s->evictions, "replay_seconds", known(w->replay_seconds), "causal_bound_seconds",
+                     known(w->bound_seconds), "share_of_causal_bound", known(value_share_of_bound(w)),
+                     "memory_read_bytes_per_second", known(w->memory_read), "times", times);
+}
+
+static json_t *decode_json(const bench_result *r) {
+    json_t *list = json_array();
+    for (int i = 0; i < r->repeat; i++)
+        json_array_append_new(list, window_json(&r->windows[i]));
+    return json_pack("{s:i, s:i, s:f, s:o, s:f, s:o, s:o, s:o}", "tokens", r->decode_tokens, "warmup", r->warmup,
+                     "tokens_per_second", median_of(r, value_speed), "hit_rate", known(median_of(r, value_hit_rate)),
+                     "bytes_read", median_of(r, value_read), "share_of_causal_bound",
+                     known(median_of(r, value_share_of_bound)), "memory_read_bytes_per_second",
+                     known(median_of(r, value_memory)), "repetitions", list);
+}
+
+static int print_json(const sl_engine *e, const bench_result *r) {
+    sl_engine_info info;
+    sl_stats stats = {.size = sizeof stats};
+    cli_get_info(e, &info);
+    sl_engine_get_stats(e, &stats);
+    json_t *doc = json_pack("{s:o, s:{s:I, s:I, s:I}}", "model", cli_info_json(&info), "memory", "peak",
+                            (json_int_t)stats.memory_peak, "budget", (json_int_t)stats.memory_budget, "process_peak",
+                            (json_int_t)stats.rss_peak);
+    if (r->prefill) {
+        json_t *list = json_array();
+        for (int i = 0; i < r->repeat; i++)
+            json_array_append_new(list, json_real(r->prefill[i]));
+        json_object_set_new(doc, "prefill",
+                            json_pack("{s:i, s:f, s:o}", "tokens", r->prefill_tokens, "tokens_per_second",
+                                      bench_median(r->prefill, r->repeat), "repetitions", list));
+    }
+    if (r->windows)
+        json_object_set_new(doc, "decode", decode_json(r));
+    return cli_print_json(doc);
+}
+
+/* ---- table ------------------------------------------------------------------------------------------------------- */
+
+static void print_setting(const sl_engine_info *i, const sl_stats *s) {
+    char file[16], budget[16], peak[16], process[16];
+    printf("model     %s (%s, %s, %s)\n", i->path, i->architecture, i->formats, cli_size(i->file_bytes, file));
+    printf("as        numeric %s on %s, %d threads, KV %s", i->numeric, i->isa, i->threads, i->kv_type);
+    if (i->experts > 0)
+        printf(", %d of %d experts per token, reader %s, slots for %llu of %llu", i->experts_per_token, i->experts,
+               i->reader, (unsigned long long)i->slots,
+               (unsigned long long)i->experts * (unsigned long long)i->moe_layers);
+    printf("%s%s\n", i->approximation[0] ? "; APPROXIMATION: " : "", i->approximation);
+    printf("memory    budget %s, peak %s, process peak %s\n", cli_size(i->memory, budget),
+           cli_size(s->memory_peak, peak), cli_size(s->rss_peak, process));
+}
+
+static void print_decode(const bench_result *r, const sl_engine_info *info) {
+    char a[16];
+    printf("decode    %8.2f tokens/s   %d tokens after %d, median of", median_of(r, value_speed), r->decode_tokens,
+           r->warmup);
+    for (int i = 0; i < r->repeat; i++)
+        printf(" %.2f", r->windows[i].tokens_per_second);
+    printf("\n");
+    double memory = median_of(r, value_memory);
+    if (memory >= 0)
+        printf("          memory reads %.1f GB/s\n", memory / 1e9);
+    if (info->experts == 0)
+        return;
+    printf("          hit rate %.1f %%, %s read per token, waited %.2f of %.2f s\n", 100 * median_of(r, value_hit_rate),
+           cli_size((uint64_t)(median_of(r, value_read) / r->decode_tokens), a), median_of(r, value_wait),
+           median_of(r, value_seconds));
+    if (median_of(r, value_bound) > 0)
+        printf("          causal bound %.2f tokens/s: decode reaches %.1f %% of it; its reads alone take %.2f s (%s)\n",
+               r->decode_tokens / median_of(r, value_bound), 100 * median_of(r, value_share_of_bound),
+               median_of(r, value_replay), r->windows[0].replay_reader ? r->windows[0].replay_reader : "none");
+}
+
+static void print_prefill(const bench_result *r) {
+    printf("prefill   %8.2f tokens/s   %d tokens, median of", bench_median(r->prefill, r->repeat), r->prefill_tokens);
+    for (int i = 0; i < r->repeat; i++)
+        printf(" %.2f", r->prefill[i]);
+    printf("\n");
+}
+
+int bench_print(const sl_engine *e, const cli_args *a, const bench_result *r) {
+    sl_engine_info info;
+    sl_stats stats = {.size = sizeof stats};
+    if (a->json)
+        return print_json(e, r);
+    cli_get_info(e, &info);
+    sl_engine_get_stats(e, &stats);
+    print_setting(&info, &stats);
+    if (r->prefill)
+        print_prefill(r);
+    if (r->windows)
+        print_decode(r, &info);
+    return CLI_OK;
+}

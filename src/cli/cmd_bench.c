@@ -1,0 +1,193 @@
+/* sluice bench: prefill and decode over forced ids, and how near decode comes to what its reads allow.
+ *
+ * Repetitions of decode go on in one sequence, so that each sees new ids and the cache as the last one left it. After
+ * each its reads are replayed without computing: causal bound = sum over layers of (dense + max(reads, hits)) + head.
+ */
+#include "bench.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { BANDWIDTH_BYTES = 256 << 20 }; /* what cli_measure_memory_read takes beside the budget */
+
+typedef struct bench {
+    sl_engine *e;
+    const cli_args *args;
+    sl_engine_info info;
+    int32_t *ids;
+    float *logits;
+    sl_input *inputs;
+    bench_result r;
+    bool measure_memory;
+} bench;
+
+static bool interrupted(sl_error *err) {
+    return cli_interrupted() && !sl_fail(err, SL_ERR_CANCELLED, "interrupted");
+}
+
+static bool prefill_once(bench *b, double *tokens_per_second, sl_error *err) {
+    sl_seq *seq = sl_seq_new(b->e, err);
+    if (!seq)
+        return false;
+    for (int i = 0; i < b->r.prefill_tokens; i++)
+        b->inputs[i] = (sl_input){seq, b->ids[i], i + 1 == b->r.prefill_tokens};
+    uint64_t began = sl_now_ns();
+    bool ok = sl_decode(b->e, b->inputs, (size_t)b->r.prefill_tokens, b->logits, err);
+    *tokens_per_second = b->r.prefill_tokens / ((double)(sl_now_ns() - began) / 1e9);
+    sl_seq_free(seq);
+    return ok && !interrupted(err);
+}
+
+static bool decode_tokens(bench *b, sl_seq *seq, const char *what, int first, int n, sl_error *err) {
+    for (int i = 0; i < n; i++) {
+        sl_input input = {seq, b->ids[first + i], true};
+        if (!sl_decode(b->e, &input, 1, b->logits, err) || interrupted(err))
+            return false;
+        if (what)
+            cli_progress(what, (uint64_t)i + 1, (uint64_t)n, false);
+    }
+    return true;
+}
+
+/* ---- the bound --------------------------------------------------------------------------------------------------- */
+
+/* Layers without misses have no burst: they take the time of their hits. */
+static double bound_seconds(const bench *b, const bench_window *w, const cli_replay *replay) {
+    const sl_stats *s = &w->stats;
+    double asked = (double)(s->expert_hits + s->expert_misses),
+           layers = (double)b->r.decode_tokens * b->info.moe_layers;
+    double dense = (double)(s->time_attention_ns + s->time_linear_ns + s->time_router_ns + s->time_shared_ns +
+                            s->time_other_ns),
+           hits = asked > 0 ? (double)s->time_expert_ns * (double)s->expert_hits / asked / layers : 0, sum = 0;
+    for (size_t i = 0; i < replay->bursts; i++)
+        sum += (double)replay->ns[i] > hits ? (double)replay->ns[i] : hits;
+    if (layers > (double)replay->bursts)
+        sum += (layers - (double)replay->bursts) * hits;
+    return (dense + sum + (double)s->time_head_ns) / 1e9;
+}
+
+static bool replay_window(bench *b, bench_window *w, sl_error *err) {
+    size_t n = sl_engine_get_trace(b->e, NULL, 0);
+    sl_trace *trace = malloc((n + 1) * sizeof *trace);
+    cli_replay replay = {0};
+    bool ok = trace || sl_fail(err, SL_ERR_MEMORY, "out of memory for a trace of %zu reads", n);
+    if (ok) {
+        n = sl_engine_get_trace(b->e, trace, n);
+        ok = cli_replay_trace(trace, n, &b->info, b->args->buffered, &replay, err);
+    }
+    if (ok) {
+        w->replay_seconds = (double)replay.total_ns / 1e9;
+        w->bound_seconds = bound_seconds(b, w, &replay);
+        w->replay_reader = replay.reader;
+    }
+    cli_replay_free(&replay);
+    free(trace);
+    return ok;
+}
+
+static bool decode_window(bench *b, sl_seq *seq, int index, sl_error *err) {
+    bench_window *w = &b->r.windows[index];
+    int first = b->r.warmup + index * b->r.decode_tokens;
+    bool replay = b->info.experts > 0 && !b->args->no_replay;
+    *w = (bench_window){.replay_seconds = -1, .bound_seconds = -1, .memory_read = -1};
+    sl_engine_reset_stats(b->e);
+    if (replay)
+        sl_engine_trace(b->e, true);
+    uint64_t began = sl_now_ns();
+    bool ok = decode_tokens(b, seq, NULL, first, b->r.decode_tokens, err);
+    w->seconds = (double)(sl_now_ns() - began) / 1e9;
+    w->tokens_per_second = b->r.decode_tokens / w->seconds;
+    w->stats.size = sizeof w->stats;
+    sl_engine_get_stats(b->e, &w->stats);
+    if (replay) {
+        ok = ok && replay_window(b, w, err);
+        sl_engine_trace(b->e, false);
+    }
+    if (ok && b->measure_memory) {
+        w->memory_read = cli_measure_memory_read(b->info.threads, err);
+        ok = w->memory_read > 0;
+    }
+    return ok;
+}
+
+/* ---- parts ------------------------------------------------------------------------------------------------------- */
+
+static bool bench_prefill(bench *b, sl_error *err) {
+    double warm;
+    b->r.prefill = calloc((size_t)b->r.repeat, sizeof *b->r.prefill);
+    b->inputs = calloc((size_t)b->r.prefill_tokens, sizeof *b->inputs);
+    if (!b->r.prefill || !b->inputs)
+        return sl_fail(err, SL_ERR_MEMORY, "out of memory for the prefill");
+    cli_status("prefill: warming up");
+    if (!prefill_once(b, &warm, err)) /* touches memory and code for the first time */
+        return false;
+    for (int i = 0; i < b->r.repeat; i++) {
+        cli_status("prefill: %d of %d", i + 1, b->r.repeat);
+        if (!prefill_once(b, &b->r.prefill[i], err))
+            return false;
+    }
+    return true;
+}
+
+static bool bench_decode(bench *b, sl_error *err) {
+    sl_seq *seq = sl_seq_new(b->e, err);
+    b->r.windows = calloc((size_t)b->r.repeat, sizeof *b->r.windows);
+    bool ok = seq && (b->r.windows || sl_fail(err, SL_ERR_MEMORY, "out of memory for the decode"));
+    ok = ok && decode_tokens(b, seq, "decode: warm-up", 0, b->r.warmup, err);
+    for (int i = 0; ok && i < b->r.repeat; i++) {
+        cli_status("decode: %d of %d", i + 1, b->r.repeat);
+        ok = decode_window(b, seq, i, err);
+    }
+    sl_seq_free(seq);
+    return ok;
+}
+
+static int need_ids(const bench_result *r) {
+    int64_t decode = r->decode_tokens > 0 ? (int64_t)r->warmup + (int64_t)r->decode_tokens * r->repeat : 0;
+    return (int)sl_min_i64(sl_max_i64(decode, r->prefill_tokens), 1 << 24);
+}
+
+static bool run(bench *b, const cli_args *a, sl_error *err) {
+    b->e = cli_open(a, false, err);
+    if (!b->e)
+        return false;
+    cli_get_info(b->e, &b->info);
+    int need = need_ids(&b->r);
+    if (need > b->info.context)
+        return sl_fail(err, SL_ERR_CONTEXT, "%d tokens are to be decoded, the context holds %d (see --ctx, --repeat)",
+                       need, b->info.context);
+    b->measure_memory = b->info.memory + BANDWIDTH_BYTES <= sl_memory_limit(NULL);
+    b->logits = malloc((size_t)b->info.vocab * sizeof *b->logits);
+    if (!b->logits)
+        return sl_fail(err, SL_ERR_MEMORY, "out of memory for logits of %d tokens", b->info.vocab);
+    return bench_ids(b->e, a, (size_t)need, &b->ids, err) && (b->r.prefill_tokens == 0 || bench_prefill(b, err)) &&
+           (b->r.decode_tokens == 0 || bench_decode(b, err));
+}
+
+int cli_bench(const cli_args *a) {
+    sl_error err = {0};
+    cli_args args = *a;
+    bench b = {.args = &args};
+    b.r = (bench_result){.prefill_tokens = a->prefill,
+                         .decode_tokens = a->tokens < 0 ? 128 : a->tokens,
+                         .warmup = a->warmup,
+                         .repeat = a->repeat};
+    if (b.r.prefill_tokens == 0 && b.r.decode_tokens == 0)
+        return cli_complain(CLI_USAGE, "nothing to measure: --tokens and --prefill are both 0");
+    if (args.context == 0) /* what is needed and no more: KV memory is memory for experts */
+        args.context = need_ids(&b.r);
+    cli_interrupt_begin(true);
+    bool ok = run(&b, &args, &err);
+    cli_interrupt_end();
+    cli_status_clear();
+    int status = ok ? bench_print(b.e, &args, &b.r) : cli_report(&err);
+    if (!ok && err.code == SL_ERR_CANCELLED)
+        status = CLI_INTERRUPTED;
+    free(b.r.prefill);
+    free(b.r.windows);
+    free(b.ids);
+    free(b.logits);
+    free(b.inputs);
+    sl_engine_close(b.e);
+    return status;
+}

@@ -1,0 +1,96 @@
+/* sluice synth: a checkpoint of a published shape with random weights, for benchmarks and tests. */
+#include "cli.h"
+#include "synth.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+
+void synth_progress(synth_job *job, int64_t elements) {
+    job->done += (uint64_t)elements;
+    /* 4.5 bits an element, but for the little that is float. */
+    cli_progress("writing", job->done / 16 * 9, job->total / 16 * 9, true);
+}
+
+static int list_shapes(void) {
+    for (const synth_shape *s = synth_shapes; s->name; s++)
+        printf("%-20s %-10s %3d layers, hidden %5d, %4d experts, %d per token   %s\n", s->name, s->arch, s->layers,
+               s->hidden, s->experts, s->top_k, s->note);
+    return CLI_OK;
+}
+
+static const char *shape_name(const void *ctx, int i) {
+    return synth_shapes[i].name;
+}
+
+static bool choose_shape(const cli_args *a, synth_shape *shape, sl_error *err) {
+    const synth_shape *s = synth_find_shape(a->operand[0]);
+    if (!s) {
+        const char *near = cli_nearest(a->operand[0], shape_name, NULL);
+        return sl_fail(err, SL_ERR_ARGUMENT, "unknown shape '%s'; %s%s'sluice synth list' shows them", a->operand[0],
+                       near ? near : "", near ? " is near; " : "");
+    }
+    *shape = *s;
+    if (a->layers > 0)
+        shape->layers = a->layers;
+    if (a->experts > 0)
+        shape->experts = a->experts;
+    return shape->experts >= shape->top_k ||
+           sl_fail(err, SL_ERR_ARGUMENT, "--experts %d: a token of %s asks for %d", a->experts, s->name, s->top_k);
+}
+
+static bool check_target(const cli_args *a, bool mlx, sl_error *err) {
+    const char *path = a->operand[1];
+    char *config = mlx ? sl_path_join(path, "config.json") : NULL;
+    bool there = mlx ? (sl_path_exists(path) && !sl_path_is_dir(path)) || (config && sl_path_exists(config))
+                     : sl_path_exists(path);
+    free(config);
+    return !there || a->force || sl_fail(err, SL_ERR_ARGUMENT, "%s is there already; --force overwrites it", path);
+}
+
+/* Better now than after minutes of writing. */
+static bool check_space(const char *path, uint64_t need, sl_error *err) {
+    struct statvfs fs;
+    char *dir = sl_strdup(path), *slash = dir ? strrchr(dir, '/') : NULL, a[16], b[16];
+    if (slash)
+        slash[slash == dir] = 0;
+    bool known = dir && statvfs(slash ? dir : ".", &fs) == 0;
+    free(dir);
+    uint64_t free_bytes = known ? (uint64_t)fs.f_bavail * fs.f_frsize : UINT64_MAX;
+    return need <= free_bytes || sl_fail(err, SL_ERR_IO, "%s: needs %s, the disk has %s free", path, cli_size(need, a),
+                                         cli_size(free_bytes, b));
+}
+
+static bool synthesize(const cli_args *a, const synth_shape *shape, bool mlx, sl_error *err) {
+    synth_tokenizer tokenizer = {0};
+    synth_random random = {0};
+    synth_job job = {.shape = shape, .tokenizer = &tokenizer, .random = &random};
+    synth_tensor *tensors = synth_tensors(shape, &job.count, err);
+    job.tensors = tensors;
+    for (size_t i = 0; tensors && i < job.count; i++)
+        job.total += (uint64_t)synth_elements(&tensors[i]);
+    bool ok = tensors && check_space(a->operand[1], job.total / 16 * 9, err) &&
+              synth_tokenizer_open(&tokenizer, shape->vocab, err) && synth_random_open(&random, a->seed, err);
+    ok = ok && (mlx ? synth_write_mlx(&job, a->operand[1], err) : synth_write_gguf(&job, a->operand[1], err));
+    cli_status_clear();
+    synth_random_close(&random);
+    synth_tokenizer_close(&tokenizer);
+    free(tensors);
+    return ok;
+}
+
+int cli_synth(const cli_args *a) {
+    sl_error err = {0};
+    synth_shape shape;
+    bool mlx = strcmp(a->format, "mlx4") == 0;
+    if (a->operands == 1 && strcmp(a->operand[0], "list") == 0)
+        return list_shapes();
+    if (a->operands < 2)
+        return cli_complain(CLI_USAGE, "'synth' needs a SHAPE and OUT; 'sluice synth list' shows the shapes");
+    if (!choose_shape(a, &shape, &err) || !check_target(a, mlx, &err))
+        return cli_complain(CLI_USAGE, "%s", err.message);
+    if (!synthesize(a, &shape, mlx, &err))
+        return cli_report(&err);
+    cli_note("%s: %s with random weights (seed %llu)", a->operand[1], shape.name, (unsigned long long)a->seed);
+    return CLI_OK;
+}

@@ -1,0 +1,84 @@
+/* Pieces of `sluice synth`: shapes and their tensors, random weights made in the quantised domain, a small tokenizer,
+ * the two containers. */
+#ifndef SL_CLI_SYNTH_H
+#define SL_CLI_SYNTH_H
+
+#include "base/base.h"
+#include "quant/quant.h"
+
+/* ---- shapes ------------------------------------------------------------------------------------------------------ */
+
+typedef struct synth_shape {
+    const char *name, *note;
+    const char *arch; /* Hugging Face's model_type; GGUF's is the same without the underscore */
+    int layers, hidden, heads, kv_heads, head_dim, experts, top_k, expert_ffn, shared_ffn, ffn, vocab, context;
+    bool tied, normalize; /* head is the embedding; router weights of the chosen sum to 1 */
+} synth_shape;
+
+extern const synth_shape synth_shapes[]; /* ends with a row whose name is NULL */
+const synth_shape *synth_find_shape(const char *name);
+
+typedef struct synth_tensor {
+    char gguf[64], hf[96]; /* names; hf without ".weight" where it is a matrix */
+    bool quantised;        /* else float: norm, bias, router */
+    int dims;
+    int64_t shape[3]; /* outermost first */
+    double mean, deviation;
+} synth_tensor;
+
+/* All tensors of a shape, in the order of layers; allocated. */
+synth_tensor *synth_tensors(const synth_shape *s, size_t *count, sl_error *err);
+int64_t synth_elements(const synth_tensor *t);
+
+/* ---- weights ----------------------------------------------------------------------------------------------------- */
+
+/* Elements [first, first + n) of tensor number `index`: the same for any split of the work. Q4_0: whole blocks of 32;
+ * affine: whole groups. */
+typedef struct synth_random {
+    sl_pool *pool;
+    uint64_t seed;
+    uint8_t nibble[4096]; /* a normal distribution in codes 0..15, by its inverse */
+} synth_random;
+
+bool synth_random_open(synth_random *r, uint64_t seed, sl_error *err);
+void synth_random_close(synth_random *r);
+void synth_fill_q4_0(synth_random *r, uint64_t index, int64_t first, int64_t n, double deviation, uint8_t *out);
+void synth_fill_codes(synth_random *r, uint64_t index, int64_t first, int64_t n, uint8_t *out);
+/* Scales and biases (bf16) of n groups. */
+void synth_fill_affine(synth_random *r, uint64_t index, int64_t first, int64_t n, double deviation, uint16_t *scales,
+                       uint16_t *biases);
+void synth_fill_float(synth_random *r, uint64_t index, int64_t first, int64_t n, double mean, double deviation,
+                      float *out);
+
+/* ---- tokenizer --------------------------------------------------------------------------------------------------- */
+
+/* Byte-level BPE: the 256 bytes, a few merges, three control tokens, and filler pieces up to the vocabulary's size. */
+typedef struct synth_tokenizer {
+    char **piece; /* [vocab] */
+    int vocab;
+    const char *const *merge; /* "a b" */
+    int merges;
+    int end, im_start, im_end; /* ids of the control tokens; they follow each other */
+} synth_tokenizer;
+
+extern const char synth_split_regex[], synth_chat_template[];
+bool synth_tokenizer_open(synth_tokenizer *t, int vocab, sl_error *err);
+void synth_tokenizer_close(synth_tokenizer *t);
+
+/* ---- containers -------------------------------------------------------------------------------------------------- */
+
+typedef struct synth_job {
+    const synth_shape *shape;
+    const synth_tensor *tensors;
+    size_t count;
+    const synth_tokenizer *tokenizer;
+    synth_random *random;
+    uint64_t total; /* elements, for progress */
+    uint64_t done;
+} synth_job;
+
+bool synth_write_gguf(synth_job *job, const char *path, sl_error *err);
+bool synth_write_mlx(synth_job *job, const char *directory, sl_error *err);
+void synth_progress(synth_job *job, int64_t elements);
+
+#endif

@@ -291,8 +291,10 @@ typedef struct panel {
     float *s, *m;
 } panel;
 
-CPU_INLINE panel panel_at(void *scratch, int64_t cols) {
-    return (panel){(float *)scratch, (float *)((char *)scratch + cpu_panel_bytes(cols))};
+/* The k-th panel in scratch. */
+CPU_INLINE panel panel_at(void *scratch, int64_t cols, int k) {
+    char *p = (char *)scratch + 2 * (uint64_t)k * cpu_panel_bytes(cols);
+    return (panel){(float *)p, (float *)(p + cpu_panel_bytes(cols))};
 }
 
 CPU_INLINE float side_one(sl_format_id side, const uint8_t *p, int64_t g) {

@@ -15,9 +15,9 @@ uint64_t cpu_act_bytes(int64_t cols) {
     return (uint64_t)cpu_act_blocks(cols) * CPU_ACT_BLOCK;
 }
 
-/* Tiles of gate and up, then the panel of an affine matrix's scales and biases. */
+/* Tiles of gate and up, then the panels of an affine matrix's scales and biases, for each four rows of a tile. */
 uint64_t cpu_scratch_bytes(int64_t cols) {
-    return 2 * cpu_tile_bytes(cols) + 2 * cpu_panel_bytes(cols);
+    return 2 * cpu_tile_bytes(cols) + CPU_TILE_ROWS / 4 * 2 * cpu_panel_bytes(cols);
 }
 
 static void *panel_of(void *scratch, int64_t cols) {

@@ -202,7 +202,7 @@ CPU_INLINE __m128 dot_four(sl_format_id f, const sl_matrix *w, const four_rows *
 
 CPU_INLINE void matvec_format(sl_format_id f, const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a,
                               float *y, void *scratch) {
-    panel sides = panel_at(scratch, w->cols);
+    panel sides = panel_at(scratch, w->cols, 0);
     for (int64_t r = row0; r < row1; r += 4) {
         four_rows rows = four_rows_at(w, r, row1);
         __m128 v = dot_four(f, w, &rows, a, sides);

@@ -39,123 +39,206 @@ CPU_INLINE int64_t class_start(int64_t blocks, int c) {
 }
 
 /* ---- packing
- * ------------------------------------------------------------------------------------------------------------------------
- */
+ * --------------------------------------------------------------------------------------------------------- 16 rows x 4
+ * blocks at a time, so that whole cache lines of a record are written. */
 
-/* Lane b of v to the b-th of the records, at the same place. */
-CPU_INLINE void store_lanes(__m512i v, uint8_t *const at[4], int64_t offset, int n) {
-    if (n > 0) {
-        _mm_store_si128((__m128i *)(at[0] + offset), _mm512_castsi512_si128(v));
+enum { HALF_ROWS = 16 };
+
+/* 16 rows of W (the last valid one repeated: its lanes are multiplied and not read) and, for affine formats, their
+ * scales. */
+typedef struct source {
+    four_rows rows[HALF_ROWS / 4];
+    panel sides[HALF_ROWS / 4];
+    __m512i index;
+    int32_t group;
+} source;
+
+CPU_INLINE void source_init(sl_format_id f, source *src, const sl_matrix *w, int64_t row0, int64_t end, void *scratch) {
+    for (int g = 0; g < HALF_ROWS / 4; g++) {
+        src->rows[g] = four_rows_at(w, sl_min_i64(row0 + 4 * g, end - 1), end);
+        if (cpu_is_affine(f)) {
+            src->sides[g] = panel_at(scratch, w->cols, g);
+            panel_fill(w, src->rows[g].row, 1, src->sides[g].s);
+            panel_fill(w, src->rows[g].row, 2, src->sides[g].m);
+        }
     }
-    if (n > 1) {
-        _mm_store_si128((__m128i *)(at[1] + offset), _mm512_extracti32x4_epi32(v, 1));
-    }
-    if (n > 2) {
-        _mm_store_si128((__m128i *)(at[2] + offset), _mm512_extracti32x4_epi32(v, 2));
-    }
-    if (n > 3) {
-        _mm_store_si128((__m128i *)(at[3] + offset), _mm512_extracti32x4_epi32(v, 3));
+    src->index = cpu_is_affine(f) ? panel_index(w->group) : _mm512_setzero_si512();
+    src->group = w->group;
+}
+
+/* 4 x 4 transpose of 128-bit lanes: out[l] = lane l of each. */
+CPU_INLINE void transpose_lanes(__m512i a, __m512i b, __m512i c, __m512i d, __m512i out[4]) {
+    __m512i ab0 = _mm512_shuffle_i64x2(a, b, 0x44), ab2 = _mm512_shuffle_i64x2(a, b, 0xee);
+    __m512i cd0 = _mm512_shuffle_i64x2(c, d, 0x44), cd2 = _mm512_shuffle_i64x2(c, d, 0xee);
+    out[0] = _mm512_shuffle_i64x2(ab0, cd0, 0x88);
+    out[1] = _mm512_shuffle_i64x2(ab0, cd0, 0xdd);
+    out[2] = _mm512_shuffle_i64x2(ab2, cd2, 0x88);
+    out[3] = _mm512_shuffle_i64x2(ab2, cd2, 0xdd);
+}
+
+/* v[row], 128-bit lane l, 32-bit word j to out(j)[l], word row. */
+CPU_INLINE void transpose_words(__m512i v[HALF_ROWS]) {
+    for (int g = 0; g < HALF_ROWS; g += 4) {
+        __m512i a = _mm512_unpacklo_epi32(v[g], v[g + 1]), b = _mm512_unpackhi_epi32(v[g], v[g + 1]);
+        __m512i c = _mm512_unpacklo_epi32(v[g + 2], v[g + 3]), d = _mm512_unpackhi_epi32(v[g + 2], v[g + 3]);
+        v[g] = _mm512_unpacklo_epi64(a, c);
+        v[g + 1] = _mm512_unpackhi_epi64(a, c);
+        v[g + 2] = _mm512_unpacklo_epi64(b, d);
+        v[g + 3] = _mm512_unpackhi_epi64(b, d);
     }
 }
 
-/* 4 columns x 4 rows transposed within each block's lane, for all 16 columns. first: the 4-column group of column 0. */
-CPU_INLINE void pack_codes(const __m512i v[4], uint8_t *const at[4], int first, int64_t row, int n) {
-    __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
-    __m512i c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
-    int64_t group = sizeof(((record *)0)->code[0]), offset = first * group + 4 * row;
-    store_lanes(_mm512_unpacklo_epi64(a, c), at, offset, n);
-    store_lanes(_mm512_unpackhi_epi64(a, c), at, offset + group, n);
-    store_lanes(_mm512_unpacklo_epi64(b, d), at, offset + 2 * group, n);
-    store_lanes(_mm512_unpackhi_epi64(b, d), at, offset + 3 * group, n);
+CPU_INLINE void store_columns(uint8_t *at, int columns, __m512i v) {
+    _mm512_store_si512(at + columns * (int)sizeof(((record *)0)->code[0]), v);
+}
+
+/* Codes of 16 rows, one byte each: lane b of v[row] has 16 columns, from 4 * first on, of block b. */
+CPU_INLINE void pack_bytes(__m512i v[HALF_ROWS], uint8_t *const at[4], int first, int n) {
+    transpose_words(v);
+    for (int j = 0; j < 4; j++) {
+        __m512i block[4];
+        transpose_lanes(v[j], v[4 + j], v[8 + j], v[12 + j], block);
+        for (int b = 0; b < n; b++) {
+            store_columns(at[b], first + j, block[b]);
+        }
+    }
+}
+
+/* Codes of 16 rows, two to a byte, as they are in the file: split after the transpose, which has half the work. Q4_K
+ * has two blocks in the halves of its bytes, the others the halves of one block. */
+CPU_INLINE void pack_nibbles(sl_format_id f, __m512i v[HALF_ROWS], uint8_t *const at[4], int n) {
+    transpose_words(v);
+    for (int j = 0; j < 4; j++) {
+        __m512i lane[4];
+        transpose_lanes(v[j], v[4 + j], v[8 + j], v[12 + j], lane);
+        for (int l = 0; l < n; l++) {
+            codes c = nibbles(lane[l]);
+            bool pairs = f == SL_Q4_K;
+            store_columns(at[pairs ? l & 2 : l], pairs ? j + 4 * (l & 1) : j, c.lo);
+            store_columns(at[pairs ? (l & 2) + 1 : l], pairs ? j + 4 * (l & 1) : j + 4, c.hi);
+        }
+    }
+}
+
+CPU_INLINE bool is_packed(sl_format_id f) {
+    return f == SL_Q4_0 || f == SL_Q4_1 || f == SL_Q4_K || f == SL_AFFINE4;
+}
+
+CPU_INLINE __m512i load_packed(sl_format_id f, const uint8_t *p, int step) {
+    return f == SL_Q4_0   ? packed_q4_0(p)
+           : f == SL_Q4_1 ? packed_q4_1(p)
+           : f == SL_Q4_K ? load512(p + 16 + 64 * step)
+                          : load512(p);
+}
+
+CPU_INLINE void pack_codes(sl_format_id f, const uint8_t *const p[HALF_ROWS], int step, uint8_t *const at[4], int n) {
+    __m512i v[HALF_ROWS], hi[HALF_ROWS];
+    if (is_packed(f)) {
+        for (int r = 0; r < HALF_ROWS; r++) {
+            v[r] = load_packed(f, p[r], step);
+        }
+        pack_nibbles(f, v, at, n);
+        return;
+    }
+    for (int r = 0; r < HALF_ROWS; r++) {
+        codes c = load_codes(f, p[r], step);
+        v[r] = c.lo;
+        hi[r] = c.hi;
+    }
+    pack_bytes(v, at, 0, n);
+    pack_bytes(hi, at, 4, n);
+}
+
+/* Values of 4 blocks x 16 rows, given as [block][4 rows] four times, to `offset` of each block's record. */
+CPU_INLINE void pack_values(const __m512i v[4], uint8_t *const at[4], int64_t offset, int n) {
+    __m512i block[4];
+    transpose_lanes(v[0], v[1], v[2], v[3], block);
+    for (int b = 0; b < n; b++) {
+        _mm512_store_si512(at[b] + offset, block[b]);
+    }
 }
 
 /* Q6_K's 8 bytes of sub-scales per row and step, [row][block][half], to [half][block][row] as 32-bit integers. */
-CPU_INLINE void pack_sub_scales(const uint8_t *const p[4], int step, uint8_t *const at[4], int64_t row, int n) {
+CPU_INLINE void pack_sub_scales(const uint8_t *const p[HALF_ROWS], int step, uint8_t *const at[4]) {
     const __m256i order = _mm256_setr_epi8(0, 8, 16, 24, 2, 10, 18, 26, 4, 12, 20, 28, 6, 14, 22, 30, 1, 9, 17, 25, 3,
                                            11, 19, 27, 5, 13, 21, 29, 7, 15, 23, 31);
-    long long v[4];
-    for (int r = 0; r < 4; r++) {
-        memcpy(&v[r], p[r] + 192 + 8 * step, sizeof v[r]);
+    __m512i half[2][4];
+    for (int g = 0; g < 4; g++) {
+        long long v[4];
+        for (int r = 0; r < 4; r++) {
+            memcpy(&v[r], p[4 * g + r] + 192 + 8 * step, sizeof v[r]);
+        }
+        __m256i bytes = _mm256_permutexvar_epi8(order, _mm256_setr_epi64x(v[0], v[1], v[2], v[3]));
+        half[0][g] = _mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes));
+        half[1][g] = _mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1));
     }
-    __m256i bytes = _mm256_permutexvar_epi8(order, _mm256_setr_epi64x(v[0], v[1], v[2], v[3]));
-    int64_t offset = (int64_t)offsetof(record, u) + 4 * row;
-    store_lanes(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)), at, offset, n);
-    store_lanes(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)), at, offset + CPU_TILE_ROWS * 4, n);
+    pack_values(half[0], at, (int64_t)offsetof(record, u), 4);
+    pack_values(half[1], at, (int64_t)offsetof(record, u) + CPU_TILE_ROWS * 4, 4);
 }
 
-/* Step `step` of the units at p of rows row .. row + 3 of the tile; n (1..4) of its blocks exist, their records are
- * at[0..n-1]. */
-CPU_INLINE void pack_step(sl_format_id f, const uint8_t *const p[4], int step, const scales *s, uint8_t *const at[4],
-                          int64_t row, int n) {
-    __m512i lo[4], hi[4];
-    for (int r = 0; r < 4; r++) {
-        codes c = load_codes(f, p[r], step);
-        lo[r] = c.lo;
-        hi[r] = c.hi;
+/* Unit u of 16 rows to the records at `first` (and those `size` behind them for a second step), of which n exist per
+ * step. */
+CPU_INLINE void pack_unit(sl_format_id f, const source *src, int64_t u, uint8_t *const first[4], int64_t size, int n) {
+    const uint8_t *p[HALF_ROWS];
+    rest bytes[HALF_ROWS / 4];
+    __m512i s[2][4], m[2][4];
+    for (int g = 0; g < 4; g++) {
+        four_rows rows = src->rows[g];
+        if (n < 4) {
+            rows = copy_rest(f, &rows, u * unit_bytes(f), n, &bytes[g]);
+        }
+        for (int r = 0; r < 4; r++) {
+            p[4 * g + r] = rows.p[r] + (n < 4 ? 0 : u * unit_bytes(f));
+        }
+        scales sc[2];
+        if (!cpu_is_affine(f)) {
+            load_scales(f, p + 4 * g, sc);
+        } else {
+            sc[0] = panel_scales(src->sides[g], src->index, u, src->group);
+        }
+        for (int k = 0; k < unit_steps(f); k++) {
+            s[k][g] = _mm512_castps_si512(sc[k].s);
+            m[k][g] = cpu_has_bias(f) ? _mm512_castps_si512(sc[k].m) : _mm512_setzero_si512();
+        }
     }
-    pack_codes(lo, at, 0, row, n);
-    pack_codes(hi, at, 4, row, n);
-    store_lanes(_mm512_castps_si512(s->s), at, (int64_t)offsetof(record, scale) + 4 * row, n);
-    if (cpu_has_bias(f)) {
-        store_lanes(_mm512_castps_si512(s->m), at, (int64_t)offsetof(record, u) + 4 * row, n);
-    }
-    if (f == SL_Q6_K) {
-        pack_sub_scales(p, step, at, row, n);
+    for (int k = 0; k < unit_steps(f); k++) {
+        uint8_t *at[4] = {first[0] + k * size, first[1] + k * size, first[2] + k * size, first[3] + k * size};
+        pack_values(s[k], at, (int64_t)offsetof(record, scale), n);
+        if (cpu_has_bias(f)) {
+            pack_values(m[k], at, (int64_t)offsetof(record, u), n);
+        }
+        if (f == SL_Q6_K) {
+            pack_sub_scales(p, k, at);
+        }
+        pack_codes(f, p, k, at, n);
     }
 }
 
-/* Four rows of W at `row` of the tile. */
-CPU_INLINE void pack_four(sl_format_id f, const sl_matrix *w, const four_rows *rows, uint8_t *tile, int64_t row,
-                          panel sides) {
+/* 16 rows of W from row0 on (those before end exist) to the lanes of the tile that begin at tile. */
+CPU_INLINE void pack_half(sl_format_id f, const sl_matrix *w, int64_t row0, int64_t end, uint8_t *tile, void *scratch) {
     const int64_t blocks = w->cols / 32, units = blocks / (4 * unit_steps(f)), size = record_bytes(f);
-    const __m512i index = cpu_is_affine(f) ? panel_index(w->group) : _mm512_setzero_si512();
     uint8_t *at[4];
-    scales s[2];
+    source src;
+    source_init(f, &src, w, row0, end, scratch);
     for (int c = 0; c < 4; c++) {
         at[c] = tile + class_start(blocks, c) * size;
     }
-    if (cpu_is_affine(f)) {
-        panel_fill(w, rows->row, 1, sides.s);
-        panel_fill(w, rows->row, 2, sides.m);
-    }
     for (int64_t u = 0; u < units; u++) {
-        const uint8_t *p[4];
-        for (int r = 0; r < 4; r++) {
-            p[r] = rows->p[r] + u * unit_bytes(f);
-        }
-        if (!cpu_is_affine(f)) {
-            load_scales(f, p, s);
-        }
-        for (int k = 0; k < unit_steps(f); k++) {
-            if (cpu_is_affine(f)) {
-                s[k] = panel_scales(sides, index, u * unit_steps(f) + k, w->group);
-            }
-            pack_step(f, p, k, &s[k], at, row, 4);
-            for (int c = 0; c < 4; c++) {
-                at[c] += size;
-            }
+        pack_unit(f, &src, u, at, size, 4);
+        for (int c = 0; c < 4; c++) {
+            at[c] += unit_steps(f) * size;
         }
     }
-    int64_t left = blocks - 4 * unit_steps(f) * units;
+    int left = (int)(blocks - 4 * unit_steps(f) * units);
     if (left > 0) {
-        rest bytes;
-        four_rows tail = copy_rest(f, rows, units * unit_bytes(f), left, &bytes);
-        if (cpu_is_affine(f)) {
-            s[0] = panel_scales(sides, index, units, w->group);
-        } else {
-            load_scales(f, tail.p, s);
-        }
-        pack_step(f, tail.p, 0, &s[0], at, row, (int)left);
+        pack_unit(f, &src, units, at, size, left);
     }
 }
 
 CPU_INLINE void pack_format(sl_format_id f, const sl_matrix *w, int64_t row0, int64_t rows, uint8_t *tile,
                             void *scratch) {
-    panel sides = panel_at(scratch, w->cols);
-    for (int64_t r = 0; r < CPU_TILE_ROWS; r += 4) {
-        /* Rows beyond the last repeat it: their lanes are multiplied and not read. */
-        four_rows four = four_rows_at(w, sl_min_i64(row0 + r, row0 + rows - 1), row0 + rows);
-        pack_four(f, w, &four, tile, r, sides);
+    for (int64_t r = 0; r < CPU_TILE_ROWS; r += HALF_ROWS) {
+        pack_half(f, w, row0 + r, row0 + rows, tile + 4 * r, scratch);
     }
 }
 

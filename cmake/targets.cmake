@@ -36,9 +36,9 @@ endfunction()
 
 file(GLOB sl_engine_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/engine/*.c)
 if(sl_engine_sources)
-  add_library(sluice SHARED)
-  sl_link_part(sluice engine)
-  set_target_properties(sluice PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)
+  add_library(sluice_shared SHARED)
+  sl_link_part(sluice_shared engine)
+  set_target_properties(sluice_shared PROPERTIES OUTPUT_NAME sluice VERSION ${PROJECT_VERSION} SOVERSION 0)
   sl_static_library(sluice_static)
   configure_file(${PROJECT_SOURCE_DIR}/cmake/sluice.pc.in ${CMAKE_BINARY_DIR}/sluice.pc @ONLY)
 endif()
@@ -46,7 +46,7 @@ endif()
 # ---- the program -----------------------------------------------------------------------------------------------------
 
 file(GLOB sl_cli_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cli/*.c)
-if(TARGET sluice AND sl_cli_sources AND EDIT_FOUND)
+if(TARGET sluice_shared AND sl_cli_sources AND EDIT_FOUND)
   add_executable(sluice_cli ${sl_cli_sources})
   set_target_properties(sluice_cli PROPERTIES OUTPUT_NAME sluice)
   sl_link_part(sluice_cli engine)
@@ -133,7 +133,7 @@ endif()
 # ---- installation ----------------------------------------------------------------------------------------------------
 
 if(TARGET sluice_cli)
-  install(TARGETS sluice sluice_static sluice_cli
+  install(TARGETS sluice_shared sluice_static sluice_cli
           RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
           ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
   install(DIRECTORY include/sluice DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

@@ -15,9 +15,8 @@ static struct {
     pthread_mutex_t lock;
     bool out_tty, err_tty, quiet;
     bool status_shown;
-    bool mid_line;   /* text on a terminal ended inside a line */
-    int out_error;   /* errno of the first failed write to standard output */
-    bool out_closed; /* it was closed when the program began */
+    bool mid_line; /* text on a terminal ended inside a line */
+    int out_error; /* errno of the first failed write to standard output */
     uint64_t moved_ns;
     uint64_t drawn_ns;
 } term = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -27,10 +26,9 @@ static volatile sig_atomic_t interrupts, second_ends;
 void cli_terminal_init(void) {
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) {
-            if (fd == 1)
-                term.out_closed = true;
-            /* Lowest free descriptor first: this open gives fd itself. */
-            if (open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY) < 0)
+            /* Lowest free descriptor first: this open gives fd itself. Writing to standard output fails as it should.
+             */
+            if (open("/dev/null", fd == 2 ? O_WRONLY : O_RDONLY) < 0)
                 return;
         }
     signal(SIGPIPE, SIG_IGN);
@@ -69,7 +67,7 @@ static size_t visible_char(const char *s, size_t n, sl_buf *out) {
 
 static void note_output_error(void) {
     if (!term.out_error)
-        term.out_error = term.out_closed ? EBADF : errno ? errno : EIO;
+        term.out_error = errno ? errno : EIO;
 }
 
 static void erase_status(void) {
@@ -91,7 +89,7 @@ bool cli_put(const char *text, size_t n) {
     pthread_mutex_lock(&term.lock);
     erase_status();
     errno = 0;
-    if (term.out_closed || fwrite(text, 1, n, stdout) != n || fflush(stdout) != 0)
+    if (fwrite(text, 1, n, stdout) != n || fflush(stdout) != 0)
         note_output_error();
     if (n > 0 && term.out_tty)
         term.mid_line = text[n - 1] != '\n';

@@ -1,0 +1,299 @@
+"""The program as a user runs it: commands, options, streams, exit status."""
+
+import json
+import re
+import subprocess
+
+import pytest
+
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture(scope="session")
+def tiny(run, build):
+    """A random checkpoint with a chat template: GGUF, qwen3_moe."""
+    path = build / "models" / "synth-tiny.gguf"
+    path.parent.mkdir(exist_ok=True)
+    run("synth", "tiny-qwen3-moe", path, "--force")
+    return path
+
+
+@pytest.fixture(scope="session")
+def small(run, build):
+    """As tiny, with enough experts to stream: 6 layers of 32."""
+    path = build / "models" / "synth-small.gguf"
+    path.parent.mkdir(exist_ok=True)
+    run("synth", "small-qwen3-moe", path, "--force")
+    return path
+
+
+def info(run, model, *options):
+    return json.loads(run("info", model, "--json", *options).stdout)
+
+
+# ---- version, help ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_version_is_the_projects(run, repo):
+    number = re.search(r"project\(sluice VERSION (\S+)", (repo / "CMakeLists.txt").read_text()).group(1)
+    assert run("--version").stdout == f"sluice {number}\n"
+
+
+def test_help_names_every_command_and_each_has_help(run):
+    text = run("help").stdout
+    names = re.findall(r"^  ([a-z]+) +\S", text, re.M)
+    assert {"run", "chat", "info", "plan", "bench", "eval", "tokenize", "synth", "completions", "help"} == set(names)
+    for name in names:
+        if name != "help":
+            shown = run("help", name).stdout
+            assert shown.startswith(f"usage: sluice {name} ") and "--help" in shown
+            assert run(name, "--help").stdout == shown
+
+
+def test_no_command_shows_help_and_fails(run):
+    done = run(check=False)
+    assert done.returncode == 2 and done.stdout == "" and "usage:" in done.stderr
+
+
+# ---- info -------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_info_says_what_the_checkpoint_is(run, repo):
+    i = info(run, repo / "tests/golden/arch/qwen3_moe")
+    config = json.loads((repo / "tests/golden/arch/qwen3_moe/config.json").read_text())
+    assert i["architecture"] == "qwen3_moe" and i["container"] == "safetensors" and "BF16" in i["formats"]
+    for ours, theirs in [("hidden_size", "hidden_size"), ("layers", "num_hidden_layers"), ("experts", "num_experts"), ("vocab", "vocab_size"),
+                         ("experts_per_token", "num_experts_per_tok"), ("heads", "num_attention_heads"), ("head_dim", "head_dim")]:
+        assert i[ours] == config[theirs], ours
+    shards = sum(p.stat().st_size for p in (repo / "tests/golden/arch/qwen3_moe").glob("*.safetensors"))
+    assert 0.9 * shards < i["file_bytes"] <= shards
+    assert i["resident_bytes"] + i["expert_bytes"] <= i["file_bytes"] + 4096
+    assert 0 < i["least_memory"] <= i["suggested_memory"] <= i["full_memory"]
+    assert i["approximation"] == ""
+
+
+def test_info_of_a_dense_model_has_no_experts(run, stories_gguf):
+    i = info(run, stories_gguf)
+    assert (i["architecture"], i["experts"], i["expert_bytes"]) == ("llama", 0, 0)
+    assert "none: a dense model" in run("info", stories_gguf).stdout
+
+
+def test_info_names_an_approximation(run, small):
+    i = info(run, small, "--experts-per-token", 2)
+    assert i["experts_per_token"] == 2 and i["approximation"]
+    assert "approximation" in run("info", small, "--experts-per-token", 2).stdout
+
+
+# ---- run --------------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["stories_hf", "stories_gguf", "stories_moe_hf", "stories_moe_gguf"])
+def test_greedy_text_is_the_published_sample(run, request, kind, stories_text):
+    model = request.getfixturevalue(kind)
+    text = run("run", model, PROMPT, "--raw", "-n", 300, "--numeric", "exact").stdout
+    assert (PROMPT + text).startswith(stories_text)
+
+
+def test_greedy_text_under_the_least_budget_is_the_same(run, small):
+    least = info(run, small, "--ctx", 256)["least_memory"]
+    whole = json.loads(run("run", small, "hello", "-n", 100, "--ctx", 256, "--json").stdout)
+    streamed = json.loads(run("run", small, "hello", "-n", 100, "--ctx", 256, "--memory", least, "--json").stdout)
+    assert streamed["tokens"] == whole["tokens"] and streamed["text"] == whole["text"]
+    assert whole["figures"]["expert_misses"] < streamed["figures"]["expert_misses"]
+    assert streamed["figures"]["memory_peak"] <= streamed["figures"]["memory_budget"] <= least
+
+
+def test_stories_under_the_least_budget(run, stories_moe_gguf, stories_text):
+    least = info(run, stories_moe_gguf, "--ctx", 320, "--numeric", "exact")["least_memory"]
+    text = run("run", stories_moe_gguf, PROMPT, "--raw", "-n", 300, "--numeric", "exact", "--ctx", 320, "--memory", least).stdout
+    assert (PROMPT + text).startswith(stories_text)
+
+
+def test_below_the_least_budget_the_error_names_the_least(run, small):
+    least = info(run, small, "--ctx", 256)["least_memory"]
+    done = run("run", small, "hello", "--ctx", 256, "--memory", least * 7 // 10, check=False)
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+    mib = least / 2**20
+    assert f"{mib:.0f} MiB" in done.stderr or str(least) in done.stderr or f"{mib:.1f} MiB" in done.stderr, done.stderr
+
+
+def test_prompt_from_argument_file_and_stdin_is_the_same(run, stories_gguf, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT + "\n")
+    args = ["--raw", "-n", 20]
+    texts = {
+        run("run", stories_gguf, PROMPT, *args).stdout,
+        run("run", stories_gguf, "-f", file, *args).stdout,
+        run("run", stories_gguf, *args, stdin=PROMPT + "\n").stdout,
+        run("run", stories_gguf, "-", *args, stdin=PROMPT).stdout,
+        run("run", *args, "-f", "-", "--", stories_gguf, stdin=PROMPT).stdout,
+    }
+    assert len(texts) == 1 and texts.pop().strip()
+
+
+def test_json_is_one_document(run, stories_gguf):
+    done = run("run", stories_gguf, PROMPT, "--raw", "-n", 12, "--json", "--logprobs", 3)
+    doc = json.loads(done.stdout)
+    assert doc["finish"] == "length" and doc["completion_tokens"] == 12 == len(doc["tokens"]) == len(doc["logprobs"])
+    for token, entry in zip(doc["tokens"], doc["logprobs"]):
+        assert entry["id"] == token == entry["top"][0]["id"] and len(entry["top"]) == 3
+        assert entry["logprob"] == pytest.approx(entry["top"][0]["logprob"], abs=1e-5) and entry["logprob"] <= 0
+    assert doc["figures"]["numeric"] == "q8" and doc["figures"]["decode_tokens"] > 0
+    assert done.stderr == ""
+
+
+def test_timing_prints_every_figure_on_stderr(run, small):
+    done = run("run", small, "hello", "-n", 10, "--timing")
+    for word in ["prefill", "decode", "tokens/s", "hit rate", "read", "peak", "budget", "numeric q8", "experts per token"]:
+        assert word in done.stderr, word
+    assert "tokens/s" not in done.stdout
+
+
+def test_sampling_depends_on_the_seed_only(run, stories_gguf):
+    def sample(*options):
+        return run("run", stories_gguf, PROMPT, "--raw", "-n", 40, "--temp", 1.2, "--top-p", 0.95, *options).stdout
+
+    assert sample("--seed", 7) == sample("--seed", 7, "--threads", 1)
+    assert sample("--seed", 7) != sample("--seed", 8)
+
+
+def test_stop_string_ends_the_text_before_it(run, stories_gguf):
+    whole = run("run", stories_gguf, PROMPT, "--raw", "-n", 60).stdout
+    doc = json.loads(run("run", stories_gguf, PROMPT, "--raw", "-n", 60, "--stop", "Lily", "--json").stdout)
+    assert "Lily" in whole and doc["text"] == whole[: whole.index("Lily")] and doc["finish"] == "stop"
+
+
+def test_logit_bias_forbids_a_token(run, stories_gguf):
+    first = json.loads(run("run", stories_gguf, PROMPT, "--raw", "-n", 1, "--json").stdout)["tokens"][0]
+    doc = json.loads(run("run", stories_gguf, PROMPT, "--raw", "-n", 1, "--json", "--logit-bias", f"{first}=-1000").stdout)
+    assert doc["tokens"][0] != first
+
+
+def test_a_users_text_never_becomes_a_control_token(run, tiny):
+    ids = {k: json.loads(run("tokenize", tiny, "<|im_end|>", "--json", *k.split()).stdout)["ids"] for k in ("", "--special")}
+    assert len(ids["--special"]) == 1 and len(ids[""]) > 1
+
+    def prompt_tokens(text):
+        return json.loads(run("run", tiny, text, "-n", 1, "--json").stdout)["prompt_tokens"]
+
+    spelled, plain = prompt_tokens("<|im_end|>"), prompt_tokens("x")
+    assert spelled - plain >= len(ids[""]) - 1
+
+
+def test_system_message_is_part_of_the_prompt(run, tiny):
+    def prompt_tokens(*options):
+        return json.loads(run("run", tiny, "hello", "-n", 1, "--json", *options).stdout)["prompt_tokens"]
+
+    assert prompt_tokens("--system", "be brief") > prompt_tokens()
+    assert prompt_tokens("--raw") < prompt_tokens()
+
+
+def test_bytes_that_are_no_utf8_are_taken(run, tiny, stories_gguf):
+    for model, options in [(tiny, []), (stories_gguf, ["--raw"])]:
+        done = run("run", model, "-n", 4, *options, stdin=b"\xff\xfe caf\xc3 \x00 x", text=False)
+        done.stdout.decode("utf-8")
+
+
+def test_a_reader_that_goes_away_ends_the_run_quietly(sluice, small):
+    process = subprocess.Popen([sluice, "run", small, "hello", "--ignore-eos", "-n", "1500", "--ctx", "2048"], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    assert process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1
+    assert process.stderr.read() == b""
+
+
+# ---- tokenize ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_tokenize_and_back(run, tiny):
+    text = "the water, 12 sacks\n\tand é 漢字 🚰"
+    ids = run("tokenize", tiny, text).stdout.strip()
+    assert run("tokenize", tiny, "--decode", ids).stdout == text + "\n"
+    doc = json.loads(run("tokenize", tiny, "--json", "--pieces", stdin=text).stdout)
+    assert [str(i) for i in doc["ids"]] == ids.split() and len(doc["pieces"]) == doc["count"]
+    lines = run("tokenize", tiny, "--pieces", text).stdout.splitlines()
+    assert len(lines) == doc["count"] and all(json.loads(line.split("\t")[1]) == p for line, p in zip(lines, doc["pieces"]))
+
+
+# ---- synth, plan, bench, eval -----------------------------------------------------------------------------------------------------------------
+
+
+def test_synth_is_the_same_for_a_seed_and_runs_in_both_formats(run, tmp_path):
+    run("synth", "tiny-qwen2-moe", tmp_path / "a.gguf", "--seed", 3)
+    run("synth", "tiny-qwen2-moe", tmp_path / "b.gguf", "--seed", 3)
+    run("synth", "tiny-qwen2-moe", tmp_path / "c.gguf", "--seed", 4)
+    run("synth", "tiny-qwen2-moe", tmp_path / "d", "--format", "mlx4")
+    a, b, c = ((tmp_path / f"{n}.gguf").read_bytes() for n in "abc")
+    assert a == b != c
+    for model in ("a.gguf", "d"):
+        doc = json.loads(run("run", tmp_path / model, "hello", "-n", 8, "--json", "--ignore-eos").stdout)
+        assert doc["completion_tokens"] == 8
+
+
+def test_synth_takes_layers_and_experts(run, tmp_path):
+    run("synth", "tiny-qwen3-moe", tmp_path / "m.gguf", "--layers", 3, "--experts", 16)
+    i = info(run, tmp_path / "m.gguf")
+    assert (i["layers"], i["experts"]) == (3, 16)
+
+
+def test_synth_shapes_are_listed(run):
+    text = run("synth", "list").stdout
+    for name in ["qwen3-30b-a3b", "qwen3-moe-24l", "qwen1.5-moe-a2.7b"]:
+        assert name in text
+
+
+def test_synth_overwrites_only_when_told(run, tiny):
+    before = tiny.read_bytes()
+    done = run("synth", "tiny-qwen3-moe", tiny, "--seed", 9, check=False)
+    assert done.returncode == 2 and "--force" in done.stderr and tiny.read_bytes() == before
+
+
+def test_plan_predicts_more_speed_from_more_memory(run, small):
+    i = info(run, small, "--ctx", 256)
+    plans = [json.loads(run("plan", small, "--ctx", 256, "--memory", m, "--json").stdout) for m in (i["least_memory"], i["full_memory"])]
+    for p in plans:
+        assert p["machine"]["disk_read_bytes_per_second"] > 0 and len(p["forecasts"]) == 2
+    assert plans[0]["forecasts"][0]["disk_bytes_per_token"] > plans[1]["forecasts"][0]["disk_bytes_per_token"] == 0
+    assert plans[1]["forecasts"][0]["hit_rate"] == 1
+    assert "assumes" in run("plan", small, "--ctx", 256).stdout
+
+
+def test_bench_measures_and_replays(run, small):
+    options = ["--warmup", 4, "--tokens", 16, "--prefill", 24, "--repeat", 2, "--ids", "random", "--max-slots", 40]
+    doc = json.loads(run("bench", small, *options, "--json").stdout)
+    assert doc["prefill"]["tokens"] == 24 and len(doc["prefill"]["repetitions"]) == 2
+    assert doc["decode"]["tokens_per_second"] > 0 and 0 <= doc["decode"]["hit_rate"] < 1
+    for r in doc["decode"]["repetitions"]:
+        assert r["hits"] + r["misses"] == 16 * 6 * 4 and r["bytes_read"] > 0
+        assert 0 < r["replay_seconds"] and 0 < r["causal_bound_seconds"]
+    table = run("bench", small, *options).stdout
+    for word in ["prefill", "decode", "hit rate", "causal bound", "budget", "numeric"]:
+        assert word in table, word
+
+
+def test_bench_takes_ids_from_a_file(run, small, tmp_path):
+    (tmp_path / "ids.json").write_text(json.dumps(list(range(64))))
+    run("bench", small, "--ids", tmp_path / "ids.json", "--warmup", 2, "--tokens", 4, "--prefill", 0, "--repeat", 1)
+    (tmp_path / "bad").write_text("1 2 x")
+    done = run("bench", small, "--ids", tmp_path / "bad", check=False)
+    assert done.returncode == 1 and "'x' at byte 4" in done.stderr
+
+
+def test_eval_against_the_recorded_reference(run, smollm2, golden):
+    """KL and top-1 of the float32 model on SmolLM2's own weights, not worse than llama.cpp's as recorded."""
+    recorded = json.loads((golden / "smollm2_eval.json").read_text())["first"]
+    doc = json.loads(run("eval", smollm2, "--reference", golden / recorded["file"], "--json", timeout=300).stdout)
+    theirs = recorded["llama_cpp"]
+    assert doc["tokens"] == recorded["positions"]
+    assert doc["kl_mean"] <= 1.1 * theirs["kl_top_mean"]
+    assert doc["top1_agreement"] >= theirs["top1_agreement"] - 0.003
+    assert doc["perplexity"] == pytest.approx(recorded["R"]["perplexity"], rel=0.01)
+
+
+def test_eval_of_a_text(run, stories_gguf, stories_text, tmp_path):
+    (tmp_path / "text").write_text(stories_text)
+    doc = json.loads(run("eval", stories_gguf, tmp_path / "text", "--json").stdout)
+    assert 1 < doc["perplexity"] < 5 and doc["tokens"] > 100  # its own greedy text
+    halves = json.loads(run("eval", stories_gguf, tmp_path / "text", "--json", "--window", 20).stdout)
+    assert halves["perplexity"] > doc["perplexity"]

@@ -1,0 +1,114 @@
+"""What comes with the program: completions, manual, installation, and the checks themselves."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+
+def options_of(run, command):
+    return re.findall(r"--([a-z][a-z0-9-]*)", "\n".join(line[:32] for line in run("help", command).stdout.splitlines() if line.startswith("  ")))
+
+
+def commands(run):
+    return [c for c in re.findall(r"^  ([a-z]+) +\S", run("help").stdout, re.M) if c != "help"]
+
+
+@pytest.mark.parametrize("shell, check", [("bash", ["bash", "-n"]), ("zsh", ["zsh", "-n"]), ("fish", ["fish", "--no-execute"])])
+def test_completions_name_every_option_and_parse(run, tmp_path, shell, check):
+    text = run("completions", shell).stdout
+    for command in commands(run):
+        assert command in text
+        for option in options_of(run, command):
+            assert re.search(rf"(--|-l ){option}\b", text), f"{command} --{option}"
+    if shutil.which(check[0]):  # zsh and fish need not be installed
+        (tmp_path / "script").write_text(text)
+        subprocess.run([*check, tmp_path / "script"], check=True)
+
+
+def test_bash_completion_completes(run, tmp_path):
+    (tmp_path / "sluice.bash").write_text(run("completions", "bash").stdout)
+    ask = 'source "$1"; COMP_WORDS=(sluice run m.gguf {}); COMP_CWORD={}; _sluice; echo "${{COMPREPLY[@]}}"'
+
+    def complete(words, at):
+        script = ask.format(words, at)
+        return subprocess.run(["bash", "-c", script, "bash", tmp_path / "sluice.bash"], check=True, capture_output=True, text=True).stdout.split()
+
+    assert complete("--mem", 3) == ["--memory"]
+    assert complete("--kv-type q", 4) == ["q8_0"]
+
+
+def test_manual_names_every_command_and_option(run, repo):
+    page = (repo / "docs/sluice.1").read_text().replace("\\-", "-").replace("\\fB", " ").replace("\\fR", " ")
+    for command in commands(run):
+        assert re.search(rf"^\.SS {command}\b", page, re.M), command
+        for option in options_of(run, command):
+            assert f"--{option} " in page, f"{command} --{option}"
+    known = {o for c in commands(run) for o in options_of(run, c)} | {"version", "memory"}
+    for option in re.findall(r"^ --([a-z0-9-]+)", page, re.M):
+        assert option in known, f"--{option} is in the manual only"
+
+
+def test_manual_renders_without_warnings(repo):
+    if not shutil.which("man"):
+        pytest.skip("man is not installed")
+    done = subprocess.run(["man", "--warnings", "-E", "UTF-8", "-l", repo / "docs/sluice.1"], capture_output=True, text=True, check=True,
+                          env={"PATH": "/usr/bin:/bin", "MANWIDTH": "80", "MANROFFSEQ": "", "LC_ALL": "C.UTF-8"})
+    assert done.stderr == "" and "--memory" in done.stdout
+
+
+def test_installed_library_compiles_and_runs_an_embedder(build, repo, tmp_path, stories_gguf):
+    if not (build / "build.ninja").exists():
+        pytest.skip(f"{build} is not a build tree")
+    subprocess.run(["cmake", "--install", build, "--prefix", tmp_path / "usr"], check=True, capture_output=True)
+    for part in ["bin/sluice", "share/man/man1/sluice.1", "share/bash-completion/completions/sluice", "include/sluice/sluice.h"]:
+        assert (tmp_path / "usr" / part).exists(), part
+    pc = next((tmp_path / "usr").rglob("sluice.pc"))
+    # The file says where it was configured for; a package that was moved is found through prefix.
+    flags = subprocess.run(["pkg-config", f"--define-variable=prefix={tmp_path / 'usr'}", "--cflags", "--libs", "sluice"], check=True,
+                           capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", "PKG_CONFIG_PATH": str(pc.parent)}).stdout.split()
+    program = tmp_path / "embed.c"
+    program.write_text("""
+#include <sluice/sluice.h>
+#include <stdio.h>
+int main(int argc, char **argv) {
+    sl_error err = {0};
+    sl_engine_options o = SL_ENGINE_OPTIONS_INIT;
+    o.model = argv[1];
+    sl_engine *e = sl_engine_open(&o, &err);
+    sl_engine_info i = {.size = sizeof i};
+    if (!e || !sl_engine_get_info(e, &i)) { fprintf(stderr, "%s\\n", err.message); return 1; }
+    printf("%s %s\\n", sl_version(), i.architecture);
+    sl_engine_close(e);
+    return 0;
+}
+""")
+    subprocess.run(["gcc", "-std=c17", "-Wall", "-Wextra", "-Werror", program, "-o", tmp_path / "embed", *flags], check=True)
+    done = subprocess.run([tmp_path / "embed", stories_gguf], check=True, capture_output=True, text=True,
+                          env={"LD_LIBRARY_PATH": str(pc.parent.parent)})
+    assert done.stdout.split()[1] == "llama"
+
+
+def check_layers(root):
+    return subprocess.run([sys.executable, root / "tools/check_layers.py"], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("file, line, complaint", [
+    ("src/base/bad.c", '#include "engine/engine.h"', "base may not include engine"),
+    ("src/text/bad.c", '#include "ops/ops.h"', "text may not include ops"),
+    ("src/cli/bad.c", '#include "engine/internal.h"', "cli may not include"),
+    ("src/model/bad.c", '#include "sluice/sluice.h"', "is not for model"),
+    ("src/quant/bad.c", "void f(void) { abort(); }", "only src/cli"),
+    ("src/other/bad.c", "", "not in cmake/parts.cmake"),
+])
+def test_layer_check_sees_a_breach(repo, tmp_path, file, line, complaint):
+    for part in ["cmake", "tools", "include"]:
+        shutil.copytree(repo / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(repo / "src", tmp_path / "src")
+    assert check_layers(tmp_path).returncode == 0
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(line + "\n")
+    done = check_layers(tmp_path)
+    assert done.returncode == 1 and complaint in done.stdout

@@ -64,6 +64,18 @@ CPU_INLINE __m128i load128(const void *p) {
     return _mm_loadu_si128((const __m128i *)p);
 }
 
+/* Q4_0 and Q4_1 take codes and scales from the same first 64 bytes of a unit. Unaligned loads of 64 bytes are what
+ * limits the kernels (one per cycle), so these are done once: the barrier keeps the compiler from folding a load into
+ * each use. */
+CPU_INLINE __m512i load_head(sl_format_id f, const uint8_t *p) {
+    if (f != SL_Q4_0 && f != SL_Q4_1) {
+        return _mm512_setzero_si512();
+    }
+    __m512i v = load512(p);
+    __asm__("" : "+v"(v));
+    return v;
+}
+
 CPU_INLINE codes nibbles(__m512i packed) {
     const __m512i mask = _mm512_set1_epi8(15);
     return (codes){_mm512_and_si512(packed, mask), _mm512_and_si512(_mm512_srli_epi16(packed, 4), mask)};
@@ -74,13 +86,13 @@ CPU_INLINE codes nibbles(__m512i packed) {
 #define WORD_RUNS(a, b, c, d) ((__m512i)(__v32hi){WORD_RUN(a), WORD_RUN(b), WORD_RUN(c), WORD_RUN(d)})
 
 /* The 16 code bytes of each of 4 blocks; the one that is outside the 64 bytes that hold the others is loaded alone. */
-CPU_INLINE __m512i packed_q4_0(const uint8_t *p) {
-    __m512i v = _mm512_permutexvar_epi16(WORD_RUNS(1, 10, 19, 0), load512(p));
+CPU_INLINE __m512i packed_q4_0(const uint8_t *p, __m512i head) {
+    __m512i v = _mm512_permutexvar_epi16(WORD_RUNS(1, 10, 19, 0), head);
     return _mm512_mask_broadcast_i32x4(v, 0xf000, load128(p + 56));
 }
 
-CPU_INLINE __m512i packed_q4_1(const uint8_t *p) {
-    __m512i v = _mm512_permutexvar_epi16(WORD_RUNS(2, 12, 22, 0), load512(p));
+CPU_INLINE __m512i packed_q4_1(const uint8_t *p, __m512i head) {
+    __m512i v = _mm512_permutexvar_epi16(WORD_RUNS(2, 12, 22, 0), head);
     return _mm512_mask_broadcast_i32x4(v, 0xf000, load128(p + 64));
 }
 
@@ -160,13 +172,13 @@ CPU_INLINE codes codes_q6_k(const uint8_t *p, int step) {
     return from_whole(c.lo, c.hi); /* runs 0, 1 and 2, 3 */
 }
 
-/* Step `step` of the unit at p. */
-CPU_INLINE codes load_codes(sl_format_id f, const uint8_t *p, int step) {
+/* Step `step` of the unit at p with head `head`. */
+CPU_INLINE codes load_codes(sl_format_id f, const uint8_t *p, __m512i head, int step) {
     switch (f) {
     case SL_Q4_0:
-        return nibbles(packed_q4_0(p));
+        return nibbles(packed_q4_0(p, head));
     case SL_Q4_1:
-        return nibbles(packed_q4_1(p));
+        return nibbles(packed_q4_1(p, head));
     case SL_Q5_0:
         return add_high_words(nibbles(packed_q5_0(p)), p + 2, 22);
     case SL_Q5_1:
@@ -193,15 +205,15 @@ typedef struct scales {
     __m512 s, m;
 } scales;
 
-/* Words a, b, c, d of each row's first 64 bytes, as floats in [4][row] order. */
-CPU_INLINE __m512 halves_within(const uint8_t *const p[4], int a, int b, int c, int d) {
+/* Words a, b, c, d of each row's head, as floats in [4][row] order. */
+CPU_INLINE __m512 halves_within(const __m512i head[4], int a, int b, int c, int d) {
     const __m512i pick =
         (__m512i)(__v32hi){(short)a, (short)a, (short)a, (short)a, (short)b, (short)b, (short)b, (short)b,
                            (short)c, (short)c, (short)c, (short)c, (short)d, (short)d, (short)d, (short)d};
-    __m512i v = _mm512_permutexvar_epi16(pick, load512(p[0]));
-    v = _mm512_mask_permutexvar_epi16(v, 0x2222, pick, load512(p[1]));
-    v = _mm512_mask_permutexvar_epi16(v, 0x4444, pick, load512(p[2]));
-    v = _mm512_mask_permutexvar_epi16(v, 0x8888, pick, load512(p[3]));
+    __m512i v = _mm512_permutexvar_epi16(pick, head[0]);
+    v = _mm512_mask_permutexvar_epi16(v, 0x2222, pick, head[1]);
+    v = _mm512_mask_permutexvar_epi16(v, 0x4444, pick, head[2]);
+    v = _mm512_mask_permutexvar_epi16(v, 0x8888, pick, head[3]);
     return _mm512_cvtph_ps(_mm512_castsi512_si256(v));
 }
 
@@ -256,14 +268,14 @@ CPU_INLINE void scales_q6_k(const uint8_t *const p[4], scales out[2]) {
 }
 
 /* Scales (and biases where the format has them) of the unit at p[row]; not affine. */
-CPU_INLINE void load_scales(sl_format_id f, const uint8_t *const p[4], scales out[2]) {
+CPU_INLINE void load_scales(sl_format_id f, const uint8_t *const p[4], const __m512i head[4], scales out[2]) {
     switch (f) {
     case SL_Q4_0:
-        out[0].s = halves_within(p, 0, 9, 18, 27);
+        out[0].s = halves_within(head, 0, 9, 18, 27);
         break;
     case SL_Q4_1:
-        out[0].s = halves_within(p, 0, 10, 20, 30);
-        out[0].m = halves_within(p, 1, 11, 21, 31);
+        out[0].s = halves_within(head, 0, 10, 20, 30);
+        out[0].m = halves_within(head, 1, 11, 21, 31);
         break;
     case SL_Q5_0:
         out[0].s = halves_apart(p, 0, 22);

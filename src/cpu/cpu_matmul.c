@@ -40,21 +40,51 @@ static void matmul_by_rows(const cpu_matmul_isa *isa, const sl_matrix *w, int64_
     }
 }
 
+/* How many groups n rows are multiplied in, and how many rows are in the next of the `left` ones: groups as equal as
+ * can be, for a last group of one would use a quarter of the machine. */
+static int64_t group_count(const cpu_matmul_isa *isa, int64_t n) {
+    return (n + isa->tile_acts - 1) / isa->tile_acts;
+}
+
+static int64_t group_size(const cpu_matmul_isa *isa, int64_t left) {
+    int64_t groups = group_count(isa, left);
+    return (left + groups - 1) / groups;
+}
+
+/* Adds rows row0 .. row1 - 1 of w. */
+static void ahead_add(cpu_ahead *a, const sl_matrix *w, int64_t row0, int64_t row1) {
+    for (int p = 0; p < 3 && row0 < row1; p++) {
+        if (w->row_bytes[p]) {
+            a->span[a->spans].at = w->part[p] + (uint64_t)row0 * w->row_bytes[p];
+            a->span[a->spans++].end = w->part[p] + (uint64_t)row1 * w->row_bytes[p];
+        }
+    }
+}
+
+/* Spreads what was added over `blocks` blocks. */
+static void ahead_spread(cpu_ahead *a, int64_t blocks) {
+    int64_t lines = 0;
+    for (int s = 0; s < a->spans; s++) {
+        lines += (a->span[s].end - a->span[s].at + 63) / 64;
+    }
+    a->lines = (int)((lines + blocks - 1) / sl_max_i64(blocks, 1));
+}
+
 static void matmul_by_tiles(const cpu_matmul_isa *isa, const sl_matrix *w, int64_t row0, int64_t row1,
                             const cpu_rows *in, float *y, int64_t ldy, void *scratch) {
     _Alignas(64) float out[CPU_TILE_ACTS * CPU_TILE_ROWS];
     for (int64_t r = row0; r < row1; r += isa->tile_rows) {
         int64_t rows = sl_min_i64(isa->tile_rows, row1 - r);
+        cpu_ahead ahead = {.spans = 0};
+        ahead_add(&ahead, w, r + rows, sl_min_i64(r + 2 * rows, row1));
+        ahead_spread(&ahead, cpu_blocks(w->cols) * group_count(isa, in->n));
         isa->pack(w, r, rows, scratch, panel_of(scratch, w->cols));
-        for (int64_t i = 0, left = in->n; left > 0;) {
-            /* Groups as equal as can be: a last group of one would use a quarter of the machine. */
-            int64_t groups = (left + isa->tile_acts - 1) / isa->tile_acts, acts = (left + groups - 1) / groups;
-            isa->mul(w, scratch, in, i, acts, out);
-            for (int64_t a = 0; a < acts; a++) {
-                memcpy(y + (i + a) * ldy + r - row0, out + a * isa->tile_rows, (size_t)rows * sizeof *y);
+        for (int64_t i = 0; i < in->n;) {
+            int64_t acts = group_size(isa, in->n - i);
+            isa->mul(w, scratch, in, i, acts, out, &ahead);
+            for (int64_t a = 0; a < acts; a++, i++) {
+                memcpy(y + i * ldy + r - row0, out + a * isa->tile_rows, (size_t)rows * sizeof *y);
             }
-            i += acts;
-            left -= acts;
         }
     }
 }
@@ -107,17 +137,19 @@ static void gate_up_by_tiles(const cpu_matmul_isa *isa, const sl_matrix *gate, c
     char *tile = scratch, *tile_up = tile + cpu_tile_bytes(in->cols);
     for (int64_t r = row0; r < row1; r += isa->tile_rows) {
         int64_t rows = sl_min_i64(isa->tile_rows, row1 - r);
+        cpu_ahead ahead = {.spans = 0};
+        ahead_add(&ahead, gate, r + rows, sl_min_i64(r + 2 * rows, row1));
+        ahead_add(&ahead, up, r + rows, sl_min_i64(r + 2 * rows, row1));
+        ahead_spread(&ahead, 2 * cpu_blocks(in->cols) * group_count(isa, in->n));
         isa->pack(gate, r, rows, tile, panel_of(scratch, in->cols));
         isa->pack(up, r, rows, tile_up, panel_of(scratch, in->cols));
-        for (int64_t i = 0, left = in->n; left > 0;) {
-            int64_t groups = (left + isa->tile_acts - 1) / isa->tile_acts, acts = (left + groups - 1) / groups;
-            isa->mul(gate, tile, in, i, acts, g);
-            isa->mul(up, tile_up, in, i, acts, u);
-            for (int64_t a = 0; a < acts; a++) {
-                isa->silu_mul(h + (i + a) * ldh + r - row0, g + a * isa->tile_rows, u + a * isa->tile_rows, rows);
+        for (int64_t i = 0; i < in->n;) {
+            int64_t acts = group_size(isa, in->n - i);
+            isa->mul(gate, tile, in, i, acts, g, &ahead);
+            isa->mul(up, tile_up, in, i, acts, u, &ahead);
+            for (int64_t a = 0; a < acts; a++, i++) {
+                isa->silu_mul(h + i * ldh + r - row0, g + a * isa->tile_rows, u + a * isa->tile_rows, rows);
             }
-            i += acts;
-            left -= acts;
         }
     }
 }

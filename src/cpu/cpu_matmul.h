@@ -106,14 +106,33 @@ CPU_INLINE bool cpu_has_bias(sl_format_id f) {
 /* ---- instruction sets -----------------------------------------------------------------------------------------------
  */
 
+/* Weights that are packed next: asked for, a few cache lines per block, while the tile before is multiplied. Packing
+ * cold weights takes four times as long as packing what has arrived. */
+typedef struct cpu_ahead {
+    struct {
+        const uint8_t *at, *end;
+    } span[6]; /* parts of one or two matrices */
+    int spans, now;
+    int lines; /* per block */
+} cpu_ahead;
+
+CPU_INLINE void cpu_ahead_touch(cpu_ahead *a) {
+    for (int k = 0; k < a->lines && a->now < a->spans; k++) {
+        __builtin_prefetch(a->span[a->now].at, 0, 2);
+        a->span[a->now].at += 64;
+        a->now += a->span[a->now].at >= a->span[a->now].end;
+    }
+}
+
 /* y[r - row0] = row r of w times row i of in, rows row0 .. row1 - 1. scratch as in cpu_kernels. */
 typedef void cpu_matvec_fn(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,
                            void *scratch);
 /* Unpacks rows row0 .. row0 + rows - 1 (rows <= tile_rows) into tile, cpu_tile_bytes. */
 typedef void cpu_tile_pack_fn(const sl_matrix *w, int64_t row0, int64_t rows, void *tile, void *scratch);
-/* out[a][tile_rows] = the tile's rows times rows i .. i + acts - 1 of in; lanes beyond the packed rows are anything. */
+/* out[a][tile_rows] = the tile's rows times rows i .. i + acts - 1 of in; lanes beyond the packed rows are anything.
+ * Calls cpu_ahead_touch once per block. */
 typedef void cpu_tile_mul_fn(const sl_matrix *w, const void *tile, const cpu_rows *in, int64_t i, int64_t acts,
-                             float *out);
+                             float *out, cpu_ahead *ahead);
 
 typedef struct cpu_matmul_isa {
     const char *name;

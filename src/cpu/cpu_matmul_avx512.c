@@ -111,8 +111,8 @@ CPU_INLINE step_x load_x(sl_format_id f, const cpu_act *a, int64_t b) {
 }
 
 /* The integer sums of one row: the four lanes of block b add up to I_b. */
-CPU_INLINE __m512i row_sums(sl_format_id f, const uint8_t *p, int step, const step_x *x) {
-    codes c = load_codes(f, p, step);
+CPU_INLINE __m512i row_sums(sl_format_id f, const uint8_t *p, __m512i head, int step, const step_x *x) {
+    codes c = load_codes(f, p, head, step);
     if (f != SL_Q6_K) {
         return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(x->init_lo, c.lo, x->lo), c.hi, x->hi);
     }
@@ -131,10 +131,10 @@ CPU_INLINE __m512i add_transposed(__m512i a, __m512i b, __m512i c, __m512i d) {
     return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
 }
 
-CPU_INLINE __m512 add_step(sl_format_id f, const uint8_t *const p[4], int step, const scales *s, const step_x *x,
-                           __mmask16 lanes, __m512 sum) {
-    __m512i i = add_transposed(row_sums(f, p[0], step, x), row_sums(f, p[1], step, x), row_sums(f, p[2], step, x),
-                               row_sums(f, p[3], step, x));
+CPU_INLINE __m512 add_step(sl_format_id f, const uint8_t *const p[4], const __m512i head[4], int step, const scales *s,
+                           const step_x *x, __mmask16 lanes, __m512 sum) {
+    __m512i i = add_transposed(row_sums(f, p[0], head[0], step, x), row_sums(f, p[1], head[1], step, x),
+                               row_sums(f, p[2], head[2], step, x), row_sums(f, p[3], head[3], step, x));
     sum = _mm512_mask3_fmadd_ps(_mm512_mul_ps(s->s, x->d), _mm512_cvtepi32_ps(i), sum, lanes);
     return cpu_has_bias(f) ? _mm512_mask3_fmadd_ps(s->m, x->xs, sum, lanes) : sum;
 }
@@ -158,44 +158,42 @@ CPU_INLINE __m128 fold(__m512 sum) {
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
+/* Unit u of four rows at p, added to sum; lanes of blocks that do not exist are left alone. */
+CPU_INLINE __m512 add_unit(sl_format_id f, const sl_matrix *w, const uint8_t *const p[4], int64_t u, const cpu_act *a,
+                           panel sides, __m512i index, __mmask16 lanes, __m512 sum) {
+    __m512i head[4] = {load_head(f, p[0]), load_head(f, p[1]), load_head(f, p[2]), load_head(f, p[3])};
+    scales s[2];
+    if (cpu_is_affine(f)) {
+        s[0] = panel_scales(sides, index, u, w->group);
+    } else {
+        load_scales(f, p, head, s);
+    }
+    for (int k = 0; k < unit_steps(f); k++) {
+        step_x x = load_x(f, a, 4 * (u * unit_steps(f) + k));
+        sum = add_step(f, p, head, k, &s[k], &x, lanes, sum);
+    }
+    return sum;
+}
+
 CPU_INLINE __m128 dot_four(sl_format_id f, const sl_matrix *w, const four_rows *rows, const cpu_act *a, panel sides) {
     const int64_t blocks = w->cols / 32, units = blocks / (4 * unit_steps(f));
     const __m512i index = cpu_is_affine(f) ? panel_index(w->group) : _mm512_setzero_si512();
     __m512 sum = _mm512_setzero_ps();
-    scales s[2];
     if (cpu_is_affine(f)) {
         panel_fill(w, rows->row, 1, sides.s);
         panel_fill(w, rows->row, 2, sides.m);
     }
     for (int64_t u = 0; u < units; u++) {
-        const uint8_t *p[4];
-        for (int r = 0; r < 4; r++) {
-            p[r] = rows->p[r] + u * unit_bytes(f);
-        }
-        prefetch_lines(rows->p[0] + 4 * u * unit_bytes(f) + PREFETCH_AHEAD, 4 * unit_bytes(f));
-        if (!cpu_is_affine(f)) {
-            load_scales(f, p, s);
-        }
-        for (int k = 0; k < unit_steps(f); k++) {
-            int64_t step = u * unit_steps(f) + k;
-            step_x x = load_x(f, a, 4 * step);
-            if (cpu_is_affine(f)) {
-                s[k] = panel_scales(sides, index, step, w->group);
-            }
-            sum = add_step(f, p, k, &s[k], &x, 0xffff, sum);
-        }
+        const int64_t at = u * unit_bytes(f);
+        const uint8_t *p[4] = {rows->p[0] + at, rows->p[1] + at, rows->p[2] + at, rows->p[3] + at};
+        prefetch_lines(rows->p[0] + 4 * at + PREFETCH_AHEAD, 4 * unit_bytes(f));
+        sum = add_unit(f, w, p, u, a, sides, index, 0xffff, sum);
     }
     int64_t left = blocks - 4 * unit_steps(f) * units;
     if (left > 0) {
         rest bytes;
         four_rows tail = copy_rest(f, rows, units * unit_bytes(f), left, &bytes);
-        step_x x = load_x(f, a, 4 * units);
-        if (cpu_is_affine(f)) {
-            s[0] = panel_scales(sides, index, units, w->group);
-        } else {
-            load_scales(f, tail.p, s);
-        }
-        sum = add_step(f, tail.p, 0, &s[0], &x, (__mmask16)((1 << 4 * left) - 1), sum);
+        sum = add_unit(f, w, tail.p, units, a, sides, index, (__mmask16)((1 << 4 * left) - 1), sum);
     }
     return fold(sum);
 }

@@ -124,29 +124,38 @@ CPU_INLINE bool is_packed(sl_format_id f) {
     return f == SL_Q4_0 || f == SL_Q4_1 || f == SL_Q4_K || f == SL_AFFINE4;
 }
 
-CPU_INLINE __m512i load_packed(sl_format_id f, const uint8_t *p, int step) {
-    return f == SL_Q4_0   ? packed_q4_0(p)
-           : f == SL_Q4_1 ? packed_q4_1(p)
+CPU_INLINE __m512i load_packed(sl_format_id f, const uint8_t *p, __m512i head, int step) {
+    return f == SL_Q4_0   ? packed_q4_0(p, head)
+           : f == SL_Q4_1 ? packed_q4_1(p, head)
            : f == SL_Q4_K ? load512(p + 16 + 64 * step)
                           : load512(p);
 }
 
-CPU_INLINE void pack_codes(sl_format_id f, const uint8_t *const p[HALF_ROWS], int step, uint8_t *const at[4], int n) {
-    __m512i v[HALF_ROWS], hi[HALF_ROWS];
-    if (is_packed(f)) {
-        for (int r = 0; r < HALF_ROWS; r++) {
-            v[r] = load_packed(f, p[r], step);
+/* Codes of one step of 16 rows: packed nibbles in lo, or bytes in lo and hi. */
+typedef struct step_codes {
+    __m512i lo[HALF_ROWS], hi[HALF_ROWS];
+} step_codes;
+
+CPU_INLINE void load_step(sl_format_id f, const uint8_t *const p[4], const __m512i head[4], int step, __m512i lo[4],
+                          __m512i hi[4]) {
+    for (int r = 0; r < 4; r++) {
+        if (is_packed(f)) {
+            lo[r] = load_packed(f, p[r], head[r], step);
+        } else {
+            codes c = load_codes(f, p[r], head[r], step);
+            lo[r] = c.lo;
+            hi[r] = c.hi;
         }
-        pack_nibbles(f, v, at, n);
-        return;
     }
-    for (int r = 0; r < HALF_ROWS; r++) {
-        codes c = load_codes(f, p[r], step);
-        v[r] = c.lo;
-        hi[r] = c.hi;
+}
+
+CPU_INLINE void pack_codes(sl_format_id f, step_codes *c, uint8_t *const at[4], int n) {
+    if (is_packed(f)) {
+        pack_nibbles(f, c->lo, at, n);
+    } else {
+        pack_bytes(c->lo, at, 0, n);
+        pack_bytes(c->hi, at, 4, n);
     }
-    pack_bytes(v, at, 0, n);
-    pack_bytes(hi, at, 4, n);
 }
 
 /* Values of 4 blocks x 16 rows, given as [block][4 rows] four times, to `offset` of each block's record. */
@@ -182,23 +191,27 @@ CPU_INLINE void pack_unit(sl_format_id f, const source *src, int64_t u, uint8_t 
     const uint8_t *p[HALF_ROWS];
     rest bytes[HALF_ROWS / 4];
     __m512i s[2][4], m[2][4];
+    step_codes c[2];
     for (int g = 0; g < 4; g++) {
         four_rows rows = src->rows[g];
         if (n < 4) {
             rows = copy_rest(f, &rows, u * unit_bytes(f), n, &bytes[g]);
         }
+        const uint8_t **q = p + 4 * g;
         for (int r = 0; r < 4; r++) {
-            p[4 * g + r] = rows.p[r] + (n < 4 ? 0 : u * unit_bytes(f));
+            q[r] = rows.p[r] + (n < 4 ? 0 : u * unit_bytes(f));
         }
+        __m512i head[4] = {load_head(f, q[0]), load_head(f, q[1]), load_head(f, q[2]), load_head(f, q[3])};
         scales sc[2];
         if (!cpu_is_affine(f)) {
-            load_scales(f, p + 4 * g, sc);
+            load_scales(f, q, head, sc);
         } else {
             sc[0] = panel_scales(src->sides[g], src->index, u, src->group);
         }
         for (int k = 0; k < unit_steps(f); k++) {
             s[k][g] = _mm512_castps_si512(sc[k].s);
             m[k][g] = cpu_has_bias(f) ? _mm512_castps_si512(sc[k].m) : _mm512_setzero_si512();
+            load_step(f, q, head, k, c[k].lo + 4 * g, c[k].hi + 4 * g);
         }
     }
     for (int k = 0; k < unit_steps(f); k++) {
@@ -210,7 +223,7 @@ CPU_INLINE void pack_unit(sl_format_id f, const source *src, int64_t u, uint8_t 
         if (f == SL_Q6_K) {
             pack_sub_scales(p, k, at);
         }
-        pack_codes(f, p, k, at, n);
+        pack_codes(f, &c[k], at, n);
     }
 }
 
@@ -340,13 +353,15 @@ CPU_INLINE void add_block(sl_format_id f, const record *t, int A, const uint8_t 
 
 /* Partial sum c of every output, stored (add false) or added to what is at out. */
 CPU_INLINE const uint8_t *add_class(sl_format_id f, const uint8_t *t, int64_t blocks, int c, int A,
-                                    const uint8_t *const x[], const act_offsets *o, bool add, float *out) {
+                                    const uint8_t *const x[], const act_offsets *o, bool add, float *out,
+                                    cpu_ahead *ahead) {
     __m512 sum[2][CPU_TILE_ACTS];
 #pragma GCC unroll 8
     for (int a = 0; a < A; a++) {
         sum[0][a] = sum[1][a] = _mm512_setzero_ps();
     }
     for (int64_t b = c; b < blocks; b += 4, t += record_bytes(f)) {
+        cpu_ahead_touch(ahead);
         add_block(f, (const record *)t, A, x, o, b, sum);
     }
 #pragma GCC unroll 8
@@ -360,7 +375,8 @@ CPU_INLINE const uint8_t *add_class(sl_format_id f, const uint8_t *t, int64_t bl
     return t;
 }
 
-CPU_INLINE void mul_acts(sl_format_id f, int A, const void *tile, const cpu_rows *in, int64_t i, float *out) {
+CPU_INLINE void mul_acts(sl_format_id f, int A, const void *tile, const cpu_rows *in, int64_t i, float *out,
+                         cpu_ahead *ahead) {
     _Alignas(64) float odd[CPU_TILE_ACTS * CPU_TILE_ROWS];
     const int64_t blocks = in->cols / 32;
     const act_offsets o = offsets_for(f, in->cols);
@@ -368,56 +384,57 @@ CPU_INLINE void mul_acts(sl_format_id f, int A, const void *tile, const cpu_rows
     for (int a = 0; a < A; a++) {
         x[a] = (const uint8_t *)in->q + cpu_rows_at(in, i + a) * cpu_act_blocks(in->cols) * CPU_ACT_BLOCK;
     }
-    t = add_class(f, t, blocks, 0, A, x, &o, false, out);
-    t = add_class(f, t, blocks, 2, A, x, &o, true, out);
-    t = add_class(f, t, blocks, 1, A, x, &o, false, odd);
-    add_class(f, t, blocks, 3, A, x, &o, true, odd);
+    t = add_class(f, t, blocks, 0, A, x, &o, false, out, ahead);
+    t = add_class(f, t, blocks, 2, A, x, &o, true, out, ahead);
+    t = add_class(f, t, blocks, 1, A, x, &o, false, odd, ahead);
+    add_class(f, t, blocks, 3, A, x, &o, true, odd, ahead);
     for (int k = 0; k < A * CPU_TILE_ROWS; k += 16) {
         _mm512_store_ps(out + k, _mm512_add_ps(_mm512_load_ps(out + k), _mm512_load_ps(odd + k)));
     }
 }
 
-CPU_INLINE void mul_format(sl_format_id f, const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out) {
+CPU_INLINE void mul_format(sl_format_id f, const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out,
+                           cpu_ahead *ahead) {
     switch (acts) {
     case 1:
-        mul_acts(f, 1, tile, in, i, out);
+        mul_acts(f, 1, tile, in, i, out, ahead);
         break;
     case 2:
-        mul_acts(f, 2, tile, in, i, out);
+        mul_acts(f, 2, tile, in, i, out, ahead);
         break;
     case 3:
-        mul_acts(f, 3, tile, in, i, out);
+        mul_acts(f, 3, tile, in, i, out, ahead);
         break;
     case 4:
-        mul_acts(f, 4, tile, in, i, out);
+        mul_acts(f, 4, tile, in, i, out, ahead);
         break;
     case 5:
-        mul_acts(f, 5, tile, in, i, out);
+        mul_acts(f, 5, tile, in, i, out, ahead);
         break;
     default:
-        mul_acts(f, 6, tile, in, i, out);
+        mul_acts(f, 6, tile, in, i, out, ahead);
     }
 }
 
 /* Q6_K needs a third more registers. */
-static void mul_q6_k(const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out) {
+static void mul_q6_k(const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out, cpu_ahead *ahead) {
     if (acts > 4) {
-        mul_q6_k(tile, in, i, acts / 2, out);
-        mul_q6_k(tile, in, i + acts / 2, acts - acts / 2, out + acts / 2 * CPU_TILE_ROWS);
+        mul_q6_k(tile, in, i, acts / 2, out, ahead);
+        mul_q6_k(tile, in, i + acts / 2, acts - acts / 2, out + acts / 2 * CPU_TILE_ROWS, ahead);
         return;
     }
     switch (acts) {
     case 1:
-        mul_acts(SL_Q6_K, 1, tile, in, i, out);
+        mul_acts(SL_Q6_K, 1, tile, in, i, out, ahead);
         break;
     case 2:
-        mul_acts(SL_Q6_K, 2, tile, in, i, out);
+        mul_acts(SL_Q6_K, 2, tile, in, i, out, ahead);
         break;
     case 3:
-        mul_acts(SL_Q6_K, 3, tile, in, i, out);
+        mul_acts(SL_Q6_K, 3, tile, in, i, out, ahead);
         break;
     default:
-        mul_acts(SL_Q6_K, 4, tile, in, i, out);
+        mul_acts(SL_Q6_K, 4, tile, in, i, out, ahead);
     }
 }
 
@@ -451,25 +468,25 @@ void cpu_tile_pack_avx512(const sl_matrix *w, int64_t row0, int64_t rows, void *
 }
 
 /* Only what differs after unpacking: which array of activations, which offset, a bias. */
-void cpu_tile_mul_avx512(const sl_matrix *w, const void *tile, const cpu_rows *in, int64_t i, int64_t acts,
-                         float *out) {
+void cpu_tile_mul_avx512(const sl_matrix *w, const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out,
+                         cpu_ahead *ahead) {
     switch (w->format) {
     case SL_Q4_0:
-        mul_format(SL_Q4_0, tile, in, i, acts, out);
+        mul_format(SL_Q4_0, tile, in, i, acts, out, ahead);
         break;
     case SL_Q5_0:
-        mul_format(SL_Q5_0, tile, in, i, acts, out);
+        mul_format(SL_Q5_0, tile, in, i, acts, out, ahead);
         break;
     case SL_Q8_0:
-        mul_format(SL_Q8_0, tile, in, i, acts, out);
+        mul_format(SL_Q8_0, tile, in, i, acts, out, ahead);
         break;
     case SL_Q6_K:
-        mul_q6_k(tile, in, i, acts, out);
+        mul_q6_k(tile, in, i, acts, out, ahead);
         break;
     case SL_AFFINE4:
-        mul_format(SL_AFFINE4, tile, in, i, acts, out);
+        mul_format(SL_AFFINE4, tile, in, i, acts, out, ahead);
         break;
     default: /* codes without offset, in column order, with a bias */
-        mul_format(SL_Q4_1, tile, in, i, acts, out);
+        mul_format(SL_Q4_1, tile, in, i, acts, out, ahead);
     }
 }

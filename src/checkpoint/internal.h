@@ -78,6 +78,8 @@ struct sl_safetensors {
     uint64_t data_offset;
 };
 
+/* Bits of an element of this dtype; 0: unknown. */
+uint32_t safetensors_dtype_bits(const char *dtype);
 /* Length of the whole header (8 + JSON) from a file's first 8 bytes; 0: an error. */
 uint64_t safetensors_header_size(const uint8_t first[8], uint64_t file_size, const char *path, sl_error *err);
 /* Reads and parses the header of an open file. */

@@ -26,6 +26,11 @@ static const ckpt_dtype *find_dtype(const char *name) {
     return NULL;
 }
 
+uint32_t safetensors_dtype_bits(const char *dtype) {
+    const ckpt_dtype *row = find_dtype(dtype);
+    return row ? row->bits : 0;
+}
+
 static uint64_t load_u64(const uint8_t *p) {
     uint64_t v = 0;
     for (int i = 7; i >= 0; i--) {

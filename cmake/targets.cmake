@@ -40,6 +40,8 @@ if(sl_engine_sources)
   sl_link_part(sluice_shared engine)
   set_target_properties(sluice_shared PROPERTIES OUTPUT_NAME sluice VERSION ${PROJECT_VERSION} SOVERSION 0)
   sl_static_library(sluice_static)
+  # From the .pc file to the prefix, so that an installed tree can be moved.
+  file(RELATIVE_PATH SL_PC_TO_PREFIX /p/${CMAKE_INSTALL_LIBDIR}/pkgconfig /p)
   configure_file(${PROJECT_SOURCE_DIR}/cmake/sluice.pc.in ${CMAKE_BINARY_DIR}/sluice.pc @ONLY)
 endif()
 

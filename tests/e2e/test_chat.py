@@ -6,6 +6,7 @@ import pty
 import re
 import select
 import signal
+import termios
 import time
 
 import pytest
@@ -44,6 +45,16 @@ class Terminal:
             if time.monotonic() > end or self.read(0.2) is None and not re.search(pattern, self.seen):
                 raise AssertionError(f"no {pattern!r} in {self.seen!r}")
 
+    def prompt(self):
+        """Waits until a line can be typed: the prompt is there and the line editor has the keyboard (a control key typed before that would
+        mean something else)."""
+        text = self.wait_for("> ")
+        end = time.monotonic() + 20
+        while termios.tcgetattr(self.fd)[3] & termios.ICANON:
+            assert time.monotonic() < end, "the line editor does not take the terminal"
+            time.sleep(0.01)
+        return text
+
     def type(self, text):
         os.write(self.fd, text.encode())
 
@@ -78,7 +89,7 @@ def chat(run, sluice, build, tmp_path):
         t = Terminal([str(sluice), "chat", str(model), *map(str, options)], environment)
         terminals.append(t)
         t.wait_for("/help for commands")
-        t.wait_for("> ")
+        t.prompt()
         return t
 
     yield start
@@ -90,7 +101,7 @@ def test_talks_and_ends(chat):
     t = chat("-n", 8)
     t.type("hello\n")
     t.wait_for("hello\r\n")
-    answer = t.wait_for("> ")
+    answer = t.prompt()
     assert len(answer.strip()) > 2
     t.type("/exit\n")
     assert t.ended() == 0
@@ -109,10 +120,10 @@ def test_ctrl_c_stops_the_answer_not_the_program(chat):
     time.sleep(0.1)
     t.type("\x03")
     t.wait_for("stopped|the context is full")
-    t.wait_for("> ")
+    t.prompt()
     t.type("/stats\n")
     t.wait_for("decode +[0-9]+ tokens")
-    t.wait_for("> ")
+    t.prompt()
     t.type("/exit\n")
     assert t.ended() == 0
 
@@ -122,7 +133,7 @@ def test_ctrl_c_while_typing_drops_the_line(chat):
     t.type("/ex")
     t.wait_for("/ex")
     t.type("\x03")
-    t.wait_for("> ")
+    t.prompt()
     t.type("/stats\n")
     t.wait_for("sequence +0 tokens")
     t.type("/exit\n")
@@ -134,13 +145,13 @@ def test_commands(chat, tmp_path):
     t.type("/help\n")
     for word in ["/clear", "/system", "/save", "/stats", "/exit"]:
         t.wait_for(word)
-    t.wait_for("> ")
+    t.prompt()
     t.type("one\n")
     t.wait_for("one\r\n")
-    t.wait_for("> ")
+    t.prompt()
     t.type("two\n")
     t.wait_for("two\r\n")
-    t.wait_for("> ")
+    t.prompt()
     t.type(f"/save {tmp_path}/a.json\n")
     t.wait_for("5 messages in ")
     saved = json.loads((tmp_path / "a.json").read_text())
@@ -166,11 +177,11 @@ def test_the_sequence_is_continued_not_begun_again(chat):
     for line in ("first", "second", "third"):
         t.type(line + "\n")
         t.wait_for(line + "\r\n")
-        t.wait_for("> ")
+        t.prompt()
         t.type("/stats\n")
         counts.append(int(re.search(r"prefill +(\d+) tokens", t.wait_for(r"prefill +\d+ tokens")).group(1)))
         length = int(re.search(r"sequence +(\d+)", t.wait_for(r"sequence +\d+ tokens")).group(1))
-        t.wait_for("> ")
+        t.prompt()
     # Were each turn evaluated whole, the prefill would have grown by more than the sequence holds in all.
     assert counts[2] <= length
 
@@ -179,7 +190,7 @@ def test_history_is_kept_for_the_next_time(chat, tmp_path):
     t = chat("-n", 2)
     t.type("remember me\n")
     t.wait_for("me\r\n")
-    t.wait_for("> ")
+    t.prompt()
     t.type("\x04")
     assert t.ended() == 0
     assert (tmp_path / "history").stat().st_mode & 0o777 == 0o600

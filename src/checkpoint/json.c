@@ -78,6 +78,9 @@ static bool standard_json(const char *s, size_t n, sl_buf *out) {
 static json_t *load(const char *text, size_t n, size_t flags, const char *path, sl_error *err) {
     json_error_t e = {0};
     json_t *root = json_loadb(text, n, flags, &e);
+    if (!root && e.line < 0) { /* it did not begin to parse */
+        return sl_fail_null(err, SL_ERR_MEMORY, "%s: out of memory for %zu bytes of JSON", path, n);
+    }
     if (!root) {
         return sl_fail_null(err, SL_ERR_FORMAT, "%s: line %d column %d: invalid JSON: %s", path, e.line, e.column,
                             e.text);

@@ -48,10 +48,14 @@ bool sl_safetensors_writer_meta(sl_safetensors_writer *w, const char *key, const
            out_fail(&w->out, SL_ERR_ARGUMENT, "metadata \"%.100s\": not UTF-8, or out of memory", key);
 }
 
+/* NULL: out of memory. */
 static json_t *json_shape(int dims, const int64_t *shape) {
     json_t *array = json_array();
-    for (int i = 0; i < dims; i++) {
-        json_array_append_new(array, json_integer(shape[i]));
+    for (int i = 0; array && i < dims; i++) {
+        if (json_array_append_new(array, json_integer(shape[i])) != 0) {
+            json_decref(array);
+            array = NULL;
+        }
     }
     return array;
 }
@@ -92,10 +96,8 @@ bool sl_safetensors_writer_tensor(sl_safetensors_writer *w, const char *name, co
 
 /* Length, JSON, and spaces so that the data begins at a multiple of eight. */
 static bool write_header(sl_safetensors_writer *w) {
-    if (json_object_size(w->meta) > 0) {
-        json_object_set(w->header, "__metadata__", w->meta);
-    }
-    char *text = w->out.err.code == SL_OK ? json_dumps(w->header, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
+    bool ok = json_object_size(w->meta) == 0 || json_object_set(w->header, "__metadata__", w->meta) == 0;
+    char *text = ok ? json_dumps(w->header, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
     if (!text) {
         return out_fail(&w->out, SL_ERR_MEMORY, "out of memory for the header");
     }
@@ -104,8 +106,8 @@ static bool write_header(sl_safetensors_writer *w) {
     for (int i = 0; i < 8; i++) {
         length[i] = (uint8_t)((uint64_t)padded >> 8 * i);
     }
-    bool ok = out_write(&w->out, length, 8) && out_write(&w->out, text, n) &&
-              out_write(&w->out, "       ", padded - n) && out_begin_data(&w->out);
+    ok = out_write(&w->out, length, 8) && out_write(&w->out, text, n) && out_write(&w->out, "       ", padded - n) &&
+         out_begin_data(&w->out);
     free(text);
     return ok;
 }

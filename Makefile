@@ -6,7 +6,7 @@ VENV   ?= $(BUILD)/venv
 TREE   := $(BUILD)/release
 
 all: $(TREE)/build.ninja
-	@ninja -C $(TREE) --quiet
+	@ninja -C $(TREE)
 
 $(TREE)/build.ninja:
 	@command -v cmake >/dev/null || { echo "cmake is missing: 'make demo' installs what is needed (tools/debian-packages.txt)" >&2; exit 1; }
@@ -28,7 +28,7 @@ check:
 
 # The benchmark programs; docs/performance.md says how the figures were made.
 bench: $(TREE)/build.ninja
-	@ninja -C $(TREE) --quiet all bench
+	@ninja -C $(TREE) all bench
 
 format:
 	clang-format-14 -i $$(git ls-files 'src/*.[ch]' 'include/*.h' 'tests/*.[ch]' 'examples/*.c' 'bench/*.[ch]')

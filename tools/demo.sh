@@ -13,13 +13,18 @@ if [ ! -f "$model" ]; then
     "$venv/bin/python" "$tools/split_experts.py" "$model"
 fi
 
-# A budget between the least that runs and what would hold everything, so that experts must be streamed.
-budget=$("$build/sluice" info "$model" --json --ctx 1024 --quiet | "$venv/bin/python" -c '
+# A budget below the size of the model: experts must be streamed. Small chunks keep the scratch memory small.
+options="--ctx 512 --chunk 64"
+# shellcheck disable=SC2086
+budget=$("$build/sluice" info "$model" --json $options | "$venv/bin/python" -c '
 import json, sys
 info = json.load(sys.stdin)
-print((info["least_memory"] * 2 + min(info["full_memory"], info["file_bytes"])) // 3)')
+print((info["least_memory"] + 3 * info["file_bytes"]) // 4 // 2**20)')
 
 prompt="Why is the sky blue? Answer in two sentences."
 echo
-echo "\$ sluice run $model --memory $budget --ctx 1024 -n 96 --timing \"$prompt\""
-"$build/sluice" run "$model" --memory "$budget" --ctx 1024 -n 96 --timing "$prompt"
+echo "\$ sluice run $(basename "$model") --memory ${budget}M $options -n 80 --timing \"$prompt\""
+# shellcheck disable=SC2086
+"$build/sluice" run "$model" --memory "${budget}M" $options -n 80 --timing "$prompt"
+echo
+echo "The model is $(du -m "$model" | cut -f1) MiB; the budget was $budget. Talk with it: $build/sluice chat $model"

@@ -24,7 +24,14 @@ GIB = 1 << 30
 PEER = r"""
 import json, sys, time
 import llama_cpp
-model, ids_file, warmup, tokens, prefill, threads = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7])
+model, ids_file, warmup, tokens, prefill, threads, repack = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:8])
+if not repack:  # weights stay in the mapped file instead of being rewritten into anonymous memory
+    low, defaults = llama_cpp.llama_cpp, llama_cpp.llama_cpp.llama_model_default_params
+    def mapped():
+        p = defaults()
+        p.use_extra_bufts = False
+        return p
+    low.llama_model_default_params = mapped
 ids = json.load(open(ids_file))
 context = max(warmup + tokens, prefill) + 16
 llm = llama_cpp.Llama(model, n_ctx=context, n_threads=threads, n_threads_batch=threads, n_batch=512, n_ubatch=512, use_mmap=True, verbose=False)
@@ -91,9 +98,9 @@ class Engines:
         c += ["--memory", memory] if memory else []
         return json.loads(run([str(x) for x in c], group))
 
-    def peer(self, tokens, prefill, group=None, warmup=None):
+    def peer(self, tokens, prefill, group=None, warmup=None, repack=True):
         warmup = self.a.warmup if warmup is None else warmup
-        c = [sys.executable, "-c", PEER, self.a.model, self.ids, warmup, tokens, prefill, self.a.threads]
+        c = [sys.executable, "-c", PEER, self.a.model, self.ids, warmup, tokens, prefill, self.a.threads, int(repack)]
         return json.loads(run([str(x) for x in c], group))
 
 
@@ -132,7 +139,7 @@ def limited(e, a):
             s = e.sluice(a.tokens, 0, memory=str(3 * GIB - (64 << 20)), group=g)["decode"]
             ours.append(dict(decode=s["tokens_per_second"], bound=s["share_of_causal_bound"], hit_rate=s["hit_rate"]))
         with Group(3 * GIB) as g:
-            theirs.append(e.peer(a.peer_limited_tokens, 0, group=g, warmup=a.peer_limited_tokens))
+            theirs.append(e.peer(a.peer_limited_tokens, 0, group=g, warmup=a.peer_limited_tokens, repack=False))
         print(f"  round {i + 1}: sluice {ours[-1]}  llama.cpp {theirs[-1]}", flush=True)
     r = {k: median(ours, k) for k in ours[0]}
     r["llama_decode"] = median(theirs, "decode")

@@ -113,6 +113,8 @@ void sl_file_close(sl_file *f);
 /* Reads exactly n bytes at offset through the page cache; short reads and EINTR continue; end of file is an error that
  * names the file, the offset and the size found. */
 bool sl_file_read(const sl_file *f, uint64_t offset, void *out, uint64_t n, sl_error *err);
+/* As sl_file_read, leaving nothing in the page cache: O_DIRECT where the file allows it, else dropped after each piece. */
+bool sl_file_read_uncached(const sl_file *f, uint64_t offset, void *out, uint64_t n, sl_error *err);
 /* Tells the system that [offset, offset+n) need not stay in the page cache. */
 void sl_file_drop(const sl_file *f, uint64_t offset, uint64_t n);
 /* Whole file as a NUL-terminated string; files above `limit` bytes are an error. Caller frees. */
@@ -130,6 +132,8 @@ uint64_t sl_physical_memory(void);
 /* Memory this process may use: the least of physical memory and cgroup v1/v2 limits found under `root` (NULL:
  * "/sys/fs/cgroup"). */
 uint64_t sl_memory_limit(const char *root);
+/* As sl_memory_limit for a process whose /proc/self/cgroup is the file `groups`. */
+uint64_t sl_memory_limit_of(const char *groups, const char *root);
 uint64_t sl_peak_rss(void); /* bytes, this process so far */
 int sl_cpu_count(void);     /* cores this process may run on */
 
@@ -173,7 +177,7 @@ bool sl_mem_charge(sl_mem *m, uint64_t bytes, sl_use use, sl_error *err);
 void sl_mem_uncharge(sl_mem *m, uint64_t bytes, sl_use use);
 uint64_t sl_mem_budget(const sl_mem *m);
 uint64_t sl_mem_slab_bytes(const sl_mem *m);
-uint64_t sl_mem_used(const sl_mem *m, sl_use use); /* SL_USE_COUNT: all */
+uint64_t sl_mem_used(const sl_mem *m, sl_use use); /* SL_USE_COUNT: all, empty slabs that are kept included */
 uint64_t sl_mem_peak(const sl_mem *m);
 
 #endif

@@ -8,6 +8,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* O_NONBLOCK: opening a FIFO must not wait for a writer; regular files ignore it. */
+enum { OPEN_FLAGS = O_RDONLY | O_CLOEXEC | O_NONBLOCK };
+
 /* The alignment O_DIRECT asks for, found by trying: 512 where the device allows it, else 4096. */
 static uint32_t probe_direct_align(int fd, uint64_t size) {
     void *page = NULL;
@@ -18,18 +21,30 @@ static uint32_t probe_direct_align(int fd, uint64_t size) {
     return align;
 }
 
-static void open_direct(sl_file *f) {
+static bool same_file(int fd, const struct stat *as) {
+    struct stat st;
+    return fstat(fd, &st) == 0 && st.st_dev == as->st_dev && st.st_ino == as->st_ino;
+}
+
+static void open_direct(sl_file *f, const struct stat *st) {
     f->direct_fd = -1;
     f->direct_align = 4096;
 #ifdef O_DIRECT
-    f->direct_fd = open(f->path, O_RDONLY | O_CLOEXEC | O_DIRECT);
-    if (f->direct_fd >= 0)
-        f->direct_align = probe_direct_align(f->direct_fd, f->size);
+    int fd = open(f->path, OPEN_FLAGS | O_DIRECT);
+    if (fd < 0)
+        return;
+    /* The path may name another file by now: half the bytes of each would be a model that never was. */
+    if (!same_file(fd, st)) {
+        close(fd);
+        return;
+    }
+    f->direct_fd = fd;
+    f->direct_align = probe_direct_align(fd, f->size);
 #endif
 }
 
 sl_file *sl_file_open(const char *path, sl_error *err) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, OPEN_FLAGS);
     if (fd < 0)
         return sl_fail_errno(err, SL_ERR_IO, errno, "%s: cannot open", path), NULL;
     struct stat st;
@@ -51,7 +66,7 @@ sl_file *sl_file_open(const char *path, sl_error *err) {
         return sl_fail_null(err, SL_ERR_MEMORY, "%s: out of memory", path);
     }
     *f = (sl_file){.path = copy, .fd = fd, .size = (uint64_t)st.st_size};
-    open_direct(f);
+    open_direct(f, &st);
     return f;
 }
 
@@ -83,8 +98,44 @@ bool sl_file_read(const sl_file *f, uint64_t offset, void *out, uint64_t n, sl_e
     return true;
 }
 
+/* One piece through O_DIRECT: the block-rounded range goes to the bounce buffer, the wanted bytes are copied out.
+ * False: not to be had this way. */
+static bool read_direct_piece(const sl_file *f, uint64_t offset, uint8_t *out, uint64_t n, uint8_t *bounce) {
+    uint64_t begin = offset / f->direct_align * f->direct_align;
+    uint64_t need = offset + n - begin, span = sl_round_up(need, f->direct_align), got = 0;
+    while (got < need) {
+        ssize_t r = pread(f->direct_fd, bounce + got, span - got, (off_t)(begin + got));
+        if (r < 0 && errno == EINTR)
+            continue;
+        /* A short direct read can only go on at a block boundary. */
+        if (r <= 0 || (got + (uint64_t)r < need && (uint64_t)r % f->direct_align))
+            return false;
+        got += (uint64_t)r;
+    }
+    memcpy(out, bounce + (offset - begin), n);
+    return true;
+}
+
+bool sl_file_read_uncached(const sl_file *f, uint64_t offset, void *out, uint64_t n, sl_error *err) {
+    enum { PIECE = 4 << 20 };
+    void *bounce = NULL;
+    bool direct = f->direct_fd >= 0 && posix_memalign(&bounce, 4096, PIECE + 2 * 4096) == 0;
+    bool ok = true;
+    for (uint64_t at = 0; ok && at < n; at += PIECE) {
+        uint64_t piece = n - at < PIECE ? n - at : PIECE;
+        if (direct && read_direct_piece(f, offset + at, (uint8_t *)out + at, piece, bounce))
+            continue;
+        ok = sl_file_read(f, offset + at, (uint8_t *)out + at, piece, err);
+        sl_file_drop(f, offset + at, piece);
+    }
+    free(bounce);
+    return ok;
+}
+
 void sl_file_drop(const sl_file *f, uint64_t offset, uint64_t n) {
 #ifdef POSIX_FADV_DONTNEED
+    if (n == 0) /* to the system 0 means: up to the end of the file */
+        return;
     /* Whole pages only are dropped by the kernel: round outwards so that the edge pages go too. */
     uint64_t begin = offset & ~(uint64_t)4095;
     posix_fadvise(f->fd, (off_t)begin, (off_t)sl_round_up(offset + n - begin, 4096), POSIX_FADV_DONTNEED);

@@ -1,7 +1,7 @@
 /* Reads the resident weights into one span of the budgeted memory.
  *
- * Bytes go in as they are in the file; norms and biases become f32. They pass through the page cache in pieces that are
- * dropped at once: mapped weights would be reclaimed under pressure and count against the machine twice. */
+ * Bytes go in as they are in the file; norms and biases become f32. They pass by the page cache: what lies there counts
+ * against the machine too, and mapped weights would be reclaimed under pressure. */
 #include "model/model_internal.h"
 
 #include <math.h>
@@ -21,9 +21,8 @@ static bool read_extent(loader *l, const sl_extent *x, uint8_t *dst, sl_error *e
     const sl_file *f = sl_ckpt_file(l->m->ckpt, x->file);
     for (uint64_t at = 0; at < x->bytes; at += PIECE) {
         uint64_t n = x->bytes - at < PIECE ? x->bytes - at : PIECE;
-        if (!sl_file_read(f, x->offset + at, dst + at, n, err))
+        if (!sl_file_read_uncached(f, x->offset + at, dst + at, n, err))
             return false;
-        sl_file_drop(f, x->offset + at, n);
         l->done += n;
         if (l->progress)
             l->progress(l->user, l->done < l->total ? l->done : l->total, l->total);

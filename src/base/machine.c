@@ -30,13 +30,13 @@ static uint64_t read_limit(const char *path) {
     return ok ? v : UINT64_MAX;
 }
 
-/* The limit of this process's group in one hierarchy, walking up from its own path to the root. */
+/* The limit of a group in one hierarchy, walking up from its own path to the root: every group above counts too. */
 static uint64_t walk_limits(const char *root, const char *sub, char *group, const char *file) {
     uint64_t least = UINT64_MAX;
     for (;;) {
-        char path[1200];
-        snprintf(path, sizeof path, "%s%s%s/%s", root, sub, group, file);
-        uint64_t v = read_limit(path);
+        char *path = sl_asprintf("%s%s%s/%s", root, sub, group, file);
+        uint64_t v = path ? read_limit(path) : UINT64_MAX;
+        free(path);
         if (v < least)
             least = v;
         char *slash = strrchr(group, '/');
@@ -46,31 +46,47 @@ static uint64_t walk_limits(const char *root, const char *sub, char *group, cons
     }
 }
 
-uint64_t sl_memory_limit(const char *root) {
-    const char *base = root ? root : "/sys/fs/cgroup";
+static bool names_memory(char *controllers) {
+    for (char *save = NULL, *c = strtok_r(controllers, ",", &save); c; c = strtok_r(NULL, ",", &save))
+        if (strcmp(c, "memory") == 0)
+            return true;
+    return false;
+}
+
+/* One line of a groups file, "id:controllers:path"; version 2's has no controllers. */
+static uint64_t line_limit(const char *root, char *line) {
+    char *controllers = strchr(line, ':');
+    char *group = controllers ? strchr(controllers + 1, ':') : NULL;
+    if (!group)
+        return UINT64_MAX;
+    *controllers++ = 0;
+    *group++ = 0;
+    group[strcspn(group, "\n")] = 0;
+    if (strcmp(group, "/") == 0)
+        *group = 0;
+    if (*controllers == 0)
+        return walk_limits(root, "", group, "memory.max");
+    return names_memory(controllers) ? walk_limits(root, "/memory", group, "memory.limit_in_bytes") : UINT64_MAX;
+}
+
+uint64_t sl_memory_limit_of(const char *groups, const char *root) {
     uint64_t least = sl_physical_memory();
-    FILE *f = fopen("/proc/self/cgroup", "re");
-    char line[1024];
-    while (f && fgets(line, sizeof line, f)) {
-        char *controllers = strchr(line, ':');
-        char *group = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!group)
-            continue;
-        *group++ = 0;
-        group[strcspn(group, "\n")] = 0;
-        if (strcmp(group, "/") == 0)
-            *group = 0;
-        bool v2 = strcmp(controllers + 1, "") == 0;
-        if (!v2 && !strstr(controllers + 1, "memory"))
-            continue;
-        uint64_t v = v2 ? walk_limits(base, "", group, "memory.max")
-                        : walk_limits(base, "/memory", group, "memory.limit_in_bytes");
+    FILE *f = fopen(groups, "re");
+    char *line = NULL;
+    size_t capacity = 0;
+    while (f && getline(&line, &capacity, f) > 0) {
+        uint64_t v = line_limit(root, line);
         if (v < least)
             least = v;
     }
+    free(line);
     if (f)
         fclose(f);
     return least;
+}
+
+uint64_t sl_memory_limit(const char *root) {
+    return sl_memory_limit_of("/proc/self/cgroup", root ? root : "/sys/fs/cgroup");
 }
 
 uint64_t sl_peak_rss(void) {

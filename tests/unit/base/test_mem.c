@@ -1,0 +1,316 @@
+/* Budgeted memory against a model of its arithmetic: random spans, slabs, charges, frees and trims. */
+#include "support_base.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { HELD = 64 };
+
+/* What is held, and what the allocator must say about it. */
+typedef struct model {
+    sl_mem *m;
+    rng r;
+    uint64_t budget, slab_bytes;
+    struct {
+        uint8_t *p; /* NULL: a charge */
+        uint64_t bytes, counted;
+        sl_use use;
+        enum { SPAN, SLAB, CHARGE } kind;
+        uint8_t fill;
+    } held[HELD];
+    int count;
+    uint64_t used[SL_USE_COUNT], empty, peak; /* empty: slabs */
+} model;
+
+static uint64_t in_use(const model *x) {
+    uint64_t sum = 0;
+    for (int i = 0; i < SL_USE_COUNT; i++)
+        sum += x->used[i];
+    return sum;
+}
+
+static uint64_t total(const model *x) {
+    return in_use(x) + x->empty * x->slab_bytes;
+}
+
+static void check_numbers(const model *x) {
+    for (int i = 0; i < SL_USE_COUNT; i++)
+        assert_int_equal(sl_mem_used(x->m, (sl_use)i), x->used[i]);
+    assert_int_equal(sl_mem_used(x->m, SL_USE_COUNT), total(x));
+    assert_int_equal(sl_mem_peak(x->m), x->peak);
+    assert_true(total(x) <= x->budget);
+}
+
+/* First and last bytes: two blocks that overlap would spoil each other's. */
+static void stamp(uint8_t *p, uint64_t bytes, uint8_t fill) {
+    uint64_t n = bytes < 256 ? bytes : 256;
+    memset(p, fill, n);
+    memset(p + bytes - n, fill, n);
+}
+
+static void check_stamp(const uint8_t *p, uint64_t bytes, uint8_t fill) {
+    uint64_t n = bytes < 256 ? bytes : 256;
+    for (uint64_t i = 0; i < n; i++) {
+        assert_int_equal(p[i], fill);
+        assert_int_equal(p[bytes - 1 - i], fill);
+    }
+}
+
+/* The model's side of taking: does it fit, and how many empty slabs give way? */
+static bool model_take(model *x, uint64_t bytes) {
+    while (x->empty && total(x) + bytes > x->budget)
+        x->empty--;
+    return total(x) + bytes <= x->budget;
+}
+
+static void keep(model *x, uint8_t *p, uint64_t bytes, uint64_t counted, sl_use use, int kind) {
+    uint8_t fill = (uint8_t)(1 + rng_below(&x->r, 255));
+    x->held[x->count].p = p;
+    x->held[x->count].bytes = bytes;
+    x->held[x->count].counted = counted;
+    x->held[x->count].use = use;
+    x->held[x->count].kind = kind;
+    x->held[x->count].fill = fill;
+    x->count++;
+    x->used[use] += counted;
+    if (total(x) > x->peak)
+        x->peak = total(x);
+    if (p)
+        stamp(p, bytes, fill);
+}
+
+static void check_refusal(const model *x, const sl_error *err) {
+    assert_int_equal(err->code, SL_ERR_BUDGET);
+    char budget[32];
+    snprintf(budget, sizeof budget, "%llu", (unsigned long long)x->budget);
+    assert_non_null(strstr(err->message, budget));
+}
+
+static void take_span(model *x) {
+    uint64_t bytes = 1 + rng_below(&x->r, rng_below(&x->r, 8) ? 300000 : 5000000);
+    uint64_t counted = sl_round_up(bytes, 4096);
+    sl_use use = (sl_use)rng_below(&x->r, SL_USE_COUNT);
+    sl_error err = {0};
+    bool fits = model_take(x, counted);
+    uint8_t *p = sl_mem_span(x->m, bytes, use, &err);
+    assert_int_equal(p != NULL, fits);
+    if (!p) {
+        check_refusal(x, &err);
+        return;
+    }
+    assert_int_equal((uintptr_t)p % (bytes >= 2 << 20 ? 2 << 20 : 4096), 0);
+    for (uint64_t i = 0; i < bytes; i++)
+        if (p[i])
+            fail_msg("byte %llu of a span is not zero", (unsigned long long)i);
+    keep(x, p, bytes, counted, use, SPAN);
+}
+
+static void take_slab(model *x) {
+    sl_use use = (sl_use)rng_below(&x->r, SL_USE_COUNT);
+    sl_error err = {0};
+    bool reuse = x->empty > 0, fits = reuse || model_take(x, x->slab_bytes);
+    uint8_t *p = sl_mem_slab(x->m, use, &err);
+    assert_int_equal(p != NULL, fits);
+    if (!p) {
+        check_refusal(x, &err);
+        return;
+    }
+    assert_int_equal((uintptr_t)p % (x->slab_bytes >= 2 << 20 ? 2 << 20 : 4096), 0);
+    x->empty -= reuse;
+    keep(x, p, x->slab_bytes, x->slab_bytes, use, SLAB);
+}
+
+static void take_charge(model *x) {
+    uint64_t bytes = rng_below(&x->r, 700000);
+    sl_use use = (sl_use)rng_below(&x->r, SL_USE_COUNT);
+    sl_error err = {0};
+    bool fits = model_take(x, bytes);
+    assert_int_equal(sl_mem_charge(x->m, bytes, use, &err), fits);
+    if (fits)
+        keep(x, NULL, bytes, bytes, use, CHARGE);
+    else
+        check_refusal(x, &err);
+}
+
+static void give_back(model *x, int i) {
+    if (x->held[i].p)
+        check_stamp(x->held[i].p, x->held[i].bytes, x->held[i].fill);
+    x->used[x->held[i].use] -= x->held[i].counted;
+    if (x->held[i].kind == SPAN)
+        sl_mem_span_free(x->m, x->held[i].p);
+    else if (x->held[i].kind == SLAB) {
+        sl_mem_slab_free(x->m, x->held[i].p);
+        x->empty++;
+    } else
+        sl_mem_uncharge(x->m, x->held[i].counted, x->held[i].use);
+    x->held[i] = x->held[--x->count];
+}
+
+static void random_step(model *x) {
+    switch (rng_below(&x->r, x->count == HELD ? 4 : 10)) {
+    case 0:
+        sl_mem_trim(x->m);
+        x->empty = 0;
+        break;
+    case 1:
+    case 2:
+    case 3:
+        if (x->count)
+            give_back(x, (int)rng_below(&x->r, (uint64_t)x->count));
+        break;
+    case 4:
+    case 5:
+        take_span(x);
+        break;
+    case 6:
+        take_charge(x);
+        break;
+    default:
+        take_slab(x);
+        break;
+    }
+}
+
+static void the_budget_is_exact(void **state) {
+    static const struct {
+        uint64_t budget, slab;
+    } cases[] = {{4u << 20, 64u << 10}, {(16u << 20) + 12345, 1u << 20}, {(20u << 20) - 1, 4u << 20}, {0, 64u << 10}};
+    for (size_t c = 0; c < SL_COUNT(cases); c++) {
+        model x = {.r = {77 + c}, .budget = cases[c].budget, .slab_bytes = cases[c].slab};
+        print_message("seed %llu\n", (unsigned long long)x.r.state);
+        sl_error err = {0};
+        x.m = sl_mem_new(x.budget, x.slab_bytes, &err);
+        assert_non_null(x.m);
+        assert_int_equal(sl_mem_budget(x.m), x.budget);
+        assert_int_equal(sl_mem_slab_bytes(x.m), x.slab_bytes);
+        for (int i = 0; i < 1500; i++) {
+            random_step(&x);
+            check_numbers(&x);
+        }
+        while (x.count > 5) /* the rest goes with the allocator */
+            give_back(&x, 0);
+        check_numbers(&x);
+        sl_mem_free(x.m);
+    }
+}
+
+static void the_whole_budget_can_be_had(void **state) {
+    sl_error err = {0};
+    sl_mem *m = sl_mem_new(8 * 65536, 65536, &err);
+    void *slab[8];
+    for (int i = 0; i < 8; i++)
+        assert_non_null(slab[i] = sl_mem_slab(m, SL_USE_KV, &err));
+    assert_null(sl_mem_slab(m, SL_USE_KV, &err));
+    assert_int_equal(err.code, SL_ERR_BUDGET);
+    assert_false(sl_mem_charge(m, 1, SL_USE_OTHER, &err));
+    assert_true(sl_mem_charge(m, 0, SL_USE_OTHER, &err));
+    /* Empty slabs give way to a span. */
+    for (int i = 0; i < 8; i++)
+        sl_mem_slab_free(m, slab[i]);
+    assert_int_equal(sl_mem_used(m, SL_USE_COUNT), 8 * 65536);
+    void *span = sl_mem_span(m, 8 * 65536, SL_USE_WEIGHTS, &err);
+    assert_non_null(span);
+    sl_mem_span_free(m, span);
+    assert_int_equal(sl_mem_used(m, SL_USE_COUNT), 0);
+    assert_int_equal(sl_mem_peak(m), 8 * 65536);
+    sl_mem_free(m);
+}
+
+static void absurd_sizes_are_errors(void **state) {
+    static const uint64_t slabs[] = {0, 1, 4096, 65535, 65537, 3u << 20, 128u << 20, UINT64_MAX};
+    for (size_t i = 0; i < SL_COUNT(slabs); i++) {
+        sl_error err = {0};
+        assert_null(sl_mem_new(1u << 30, slabs[i], &err));
+        assert_int_equal(err.code, SL_ERR_ARGUMENT);
+    }
+    sl_error err = {0};
+    sl_mem *m = sl_mem_new(UINT64_MAX, 65536, &err);
+    static const uint64_t spans[] = {0, UINT64_MAX, UINT64_MAX - 4095, UINT64_MAX / 2, UINT64_MAX / 4, 1ull << 60};
+    for (size_t i = 0; i < SL_COUNT(spans); i++) {
+        err = (sl_error){0};
+        assert_null(sl_mem_span(m, spans[i], SL_USE_OTHER, &err));
+        assert_true(err.code == SL_ERR_ARGUMENT || err.code == SL_ERR_MEMORY);
+    }
+    assert_int_equal(sl_mem_used(m, SL_USE_COUNT), 0);
+    assert_true(sl_mem_charge(m, UINT64_MAX, SL_USE_OTHER, &err));
+    assert_false(sl_mem_charge(m, 1, SL_USE_OTHER, &err));
+    sl_mem_uncharge(m, UINT64_MAX, SL_USE_OTHER);
+    sl_mem_span_free(m, NULL);
+    sl_mem_slab_free(m, NULL);
+    sl_mem_free(m);
+    sl_mem_free(NULL);
+}
+
+typedef struct client {
+    sl_mem *m;
+    uint64_t seed;
+    bool wrong;
+} client;
+
+/* Takes and gives back; each block keeps its own stamp while others come and go. */
+static void *use_memory(void *arg) {
+    client *c = arg;
+    rng r = {c->seed};
+    uint8_t *slab[4] = {0}, *span[4] = {0};
+    for (int i = 0; i < 600; i++) {
+        uint64_t k = rng_below(&r, 4);
+        uint8_t mark = (uint8_t)(c->seed * 16 + k);
+        if (slab[k]) {
+            c->wrong |= slab[k][0] != mark || slab[k][65535] != mark;
+            sl_mem_slab_free(c->m, slab[k]);
+            slab[k] = NULL;
+        } else if ((slab[k] = sl_mem_slab(c->m, SL_USE_SLOTS, NULL)))
+            slab[k][0] = slab[k][65535] = mark;
+        if (span[k]) {
+            c->wrong |= span[k][99] != mark;
+            sl_mem_span_free(c->m, span[k]);
+            span[k] = NULL;
+        } else if ((span[k] = sl_mem_span(c->m, 100, SL_USE_SCRATCH, NULL)))
+            span[k][99] = mark;
+        if (i % 50 == 0)
+            sl_mem_trim(c->m);
+        if (sl_mem_charge(c->m, 1000, SL_USE_OTHER, NULL))
+            sl_mem_uncharge(c->m, 1000, SL_USE_OTHER);
+        c->wrong |= sl_mem_used(c->m, SL_USE_COUNT) > sl_mem_budget(c->m);
+    }
+    for (int k = 0; k < 4; k++) {
+        sl_mem_slab_free(c->m, slab[k]);
+        sl_mem_span_free(c->m, span[k]);
+    }
+    return NULL;
+}
+
+static void threads_share_it(void **state) {
+    enum { THREADS = 4 };
+    sl_mem *m = sl_mem_new(12 * 65536, 65536, NULL);
+    pthread_t t[THREADS];
+    client c[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        c[i] = (client){m, (uint64_t)i + 1, false};
+        assert_int_equal(pthread_create(&t[i], NULL, use_memory, &c[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(t[i], NULL);
+        assert_false(c[i].wrong);
+    }
+    sl_mem_trim(m);
+    for (int i = 0; i <= SL_USE_COUNT; i++)
+        assert_int_equal(sl_mem_used(m, (sl_use)i), 0);
+    assert_in_range(sl_mem_peak(m), 65536, 12 * 65536);
+    sl_mem_free(m);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_budget_is_exact),
+        cmocka_unit_test(the_whole_budget_can_be_had),
+        cmocka_unit_test(absurd_sizes_are_errors),
+        cmocka_unit_test(threads_share_it),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

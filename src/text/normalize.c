@@ -157,8 +157,8 @@ static bool normal_form(text_edit_kind kind, const char *p, size_t n, sl_buf *ou
     for (size_t i = 0; ok && i < n;) {
         int32_t cp;
         int len = sl_utf8_decode(p + i, n - i, &cp);
-        if (cp < 0)
-            ok = flush_codes(&c, compose, out) && sl_buf_append(out, p + i, 1);
+        if (cp < 0 || text_is_inert(cp))
+            ok = flush_codes(&c, compose, out) && sl_buf_append(out, p + i, (size_t)len);
         else
             ok = decompose(&c, cp, options);
         i += (size_t)len;

@@ -13,8 +13,11 @@
 #define MAX_CLASS_DEPTH 16
 #define MAX_GROUPS      256
 
-#define WORD "\\p{Alphabetic}\\p{M}\\p{N}\\p{Pc}"
-#define HEX  "0-9A-Fa-f"
+/* With what Unicode 16 added to the property, and in \w the Latin-1 numbers that Oniguruma's own table has. */
+#define ALPHABETIC "\\p{Alphabetic}\\x{363}-\\x{36f}\\x{c04}\\x{f82}\\x{f83}\\x{1dd3}-\\x{1de6}\\x{11080}\\x{11081}"
+#define LOWERCASE  "\\p{Lowercase}\\x{10fc}\\x{a7f2}-\\x{a7f4}\\x{ab69}"
+#define WORD       "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\xb2\\xb3\\xb9\\xbc-\\xbe"
+#define HEX        "0-9A-Fa-f"
 
 typedef struct translation {
     const char *p;
@@ -31,16 +34,18 @@ typedef struct translation {
 static const struct {
     const char *name, *members;
 } properties[] = {
-    {"alpha", "\\p{Alphabetic}"},
-    {"alphabetic", "\\p{Alphabetic}"},
-    {"alnum", "\\p{Alphabetic}\\p{N}"},
+    {"alpha", ALPHABETIC},
+    {"alphabetic", ALPHABETIC},
+    {"alnum", ALPHABETIC "\\p{Nd}"},
     {"any", "\\x{0}-\\x{10ffff}"},
     {"ascii", "\\x00-\\x7f"},
     {"assigned", "\\P{Cn}"},
     {"blank", "\\t\\p{Zs}"},
     {"cntrl", "\\p{Cc}"},
+    {"graph", "\\p{L}\\p{M}\\p{N}\\p{P}\\p{S}\\p{Cf}\\p{Co}"},
+    {"print", "\\p{L}\\p{M}\\p{N}\\p{P}\\p{S}\\p{Cf}\\p{Co}\\p{Zs}"},
     {"digit", "\\p{Nd}"},
-    {"lower", "\\p{Lowercase}"},
+    {"lower", LOWERCASE},
     {"punct", "\\p{P}\\p{S}"},
     {"space", "\\s"},
     {"whitespace", "\\s"},
@@ -91,7 +96,7 @@ static const struct {
     {"emojimodifier", "\\p{Emoji_Modifier}"},
     {"extendedpictographic", "\\p{Extended_Pictographic}"},
     {"ideographic", "\\p{Ideographic}"},
-    {"lowercase", "\\p{Lowercase}"},
+    {"lowercase", LOWERCASE},
     {"uppercase", "\\p{Uppercase}"},
 };
 

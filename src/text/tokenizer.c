@@ -129,8 +129,7 @@ static const char *const turn_ends[] = {
     "[EOT]",
     "[EOS]",
     "<end_of_utterance>",
-    "<\xef\xbd\x9c"
-    "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+    "<\357\275\234end\342\226\201of\342\226\201sentence\357\275\234>", /* DeepSeek */
     "[e~[",
 };
 
@@ -229,8 +228,6 @@ static bool encode_section(encoder *e, bool normal, const char *p, size_t n, boo
     size_t done = 0, from = 0;
     text_hit hit;
     while (text_added_next(&e->t->added, normal, e->special, p, n, done, &from, &hit)) {
-        if (hit.end <= done && done > 0)
-            continue; /* white space that the token before took */
         if (hit.begin > done && !encode_between(e, normal, p + done, hit.begin - done, at_start && done == 0))
             return false;
         if (!text_ids_push(&e->s.ids, hit.token->id))

@@ -50,6 +50,8 @@ uint64_t text_hash(const char *p, size_t n);
 bool text_is_space(int32_t cp); /* White_Space */
 bool text_is_word(int32_t cp);  /* \w of a whole-word test */
 bool text_is_mark(int32_t cp);  /* general category M */
+/* No normal form changes it or moves marks across it (in the reference). */
+bool text_is_inert(int32_t cp);
 /* GPT-2's byte alphabet: a byte as a printable character, and back (-1: not of the alphabet). */
 int32_t text_byte_char(uint8_t byte);
 int text_char_byte(int32_t cp);

@@ -14,14 +14,24 @@ PRE = {
     "deepseek-coder": [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, r"\p{N}"],
 }
 
+# User-defined by type, but no text may end a generation.
+TURN_ENDS = ("<|EOT|>",)
+
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+
+def byte_alphabet():
+    """GPT-2's character for each byte."""
+    plain = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
+    others = [b for b in range(256) if b not in plain]
+    return [chr(b) if b in plain else chr(0x100 + others.index(b)) for b in range(256)]
 
 
 def add_tokens(tokenizer, tokens, types, rstrip=()):
     """Control, unknown and user-defined tokens as GGUF marks them, matched in the raw text."""
     for text, kind in zip(tokens, types):
         if kind in (CONTROL, UNKNOWN, USER):
-            special = kind != USER
+            special = kind != USER or text in TURN_ENDS
             token = AddedToken(text, normalized=False, special=special, rstrip=text in rstrip)
             (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
 
@@ -147,7 +157,7 @@ def long_texts(seed, size):
     rng = random.Random(seed)
     letters = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(size))
     chinese = "".join(chr(rng.randint(0x4e00, 0x9fff)) for _ in range(size // 3))
-    return ["a" * size, letters, chinese, "=" * size, "ab" * (size // 2)]
+    return ["a" * size, letters, chinese, "=" * (size // 5), "ab" * (size // 10)]
 
 
 def random_bytes(seed, count):

@@ -77,6 +77,7 @@ typedef struct sl_engine_info {
     uint64_t least_memory, suggested_memory, full_memory; /* budgets: least that runs, good, everything resident */
     uint64_t memory;                                      /* the budget in force */
     uint64_t slots;                                       /* expert slots the budget allows */
+    uint64_t dense_bytes_per_token; /* resident weights one decoded token reads: all but an embedding that is no head */
 } sl_engine_info;
 
 /* Fills *info (info->size set by the caller). */

@@ -63,6 +63,11 @@ static double median_of(const bench_result *r, window_value value) {
     return m;
 }
 
+/* Bytes of weights that decode read per second: those of the dense part and of the experts it asked for. */
+static double weight_rate(const bench_result *r, const sl_engine_info *info) {
+    return median_of(r, value_speed) * (double)(info->dense_bytes_per_token + info->bytes_per_token);
+}
+
 /* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
 static json_t *known(double v) {
@@ -84,25 +89,31 @@ static json_t *window_json(const bench_window *w) {
                      "memory_read_bytes_per_second", known(w->memory_read), "times", times);
 }
 
-static json_t *decode_json(const bench_result *r) {
+static json_t *decode_json(const bench_result *r, const sl_engine_info *info) {
     json_t *list = json_array();
     for (int i = 0; i < r->repeat; i++)
         json_array_append_new(list, window_json(&r->windows[i]));
-    return json_pack("{s:i, s:i, s:f, s:o, s:f, s:o, s:o, s:o}", "tokens", r->decode_tokens, "warmup", r->warmup,
+    return json_pack("{s:i, s:i, s:f, s:o, s:f, s:o, s:o, s:f, s:o}", "tokens", r->decode_tokens, "warmup", r->warmup,
                      "tokens_per_second", median_of(r, value_speed), "hit_rate", known(median_of(r, value_hit_rate)),
                      "bytes_read", median_of(r, value_read), "share_of_causal_bound",
                      known(median_of(r, value_share_of_bound)), "memory_read_bytes_per_second",
-                     known(median_of(r, value_memory)), "repetitions", list);
+                     known(median_of(r, value_memory)), "weight_bytes_per_second", weight_rate(r, info), "repetitions",
+                     list);
 }
 
-static int print_json(const sl_engine *e, const bench_result *r) {
+/* The engine's part is smaller by what the benchmark keeps for itself. */
+static uint64_t whole_budget(const cli_args *a, const sl_engine_info *info) {
+    return a->memory ? a->memory : info->memory;
+}
+
+static int print_json(const sl_engine *e, const cli_args *a, const bench_result *r) {
     sl_engine_info info;
     sl_stats stats = {.size = sizeof stats};
     cli_get_info(e, &info);
     sl_engine_get_stats(e, &stats);
-    json_t *doc = json_pack("{s:o, s:{s:I, s:I, s:I}}", "model", cli_info_json(&info), "memory", "peak",
-                            (json_int_t)stats.memory_peak, "budget", (json_int_t)stats.memory_budget, "process_peak",
-                            (json_int_t)stats.rss_peak);
+    json_t *doc = json_pack("{s:o, s:{s:I, s:I, s:I, s:I}}", "model", cli_info_json(&info), "memory", "peak",
+                            (json_int_t)stats.memory_peak, "budget", (json_int_t)whole_budget(a, &info),
+                            "engine_budget", (json_int_t)info.memory, "process_peak", (json_int_t)sl_peak_rss());
     if (r->prefill) {
         json_t *list = json_array();
         for (int i = 0; i < r->repeat; i++)
@@ -112,13 +123,13 @@ static int print_json(const sl_engine *e, const bench_result *r) {
                                       bench_median(r->prefill, r->repeat), "repetitions", list));
     }
     if (r->windows)
-        json_object_set_new(doc, "decode", decode_json(r));
+        json_object_set_new(doc, "decode", decode_json(r, &info));
     return cli_print_json(doc);
 }
 
 /* ---- table ------------------------------------------------------------------------------------------------------- */
 
-static void print_setting(const sl_engine_info *i, const sl_stats *s) {
+static void print_setting(const cli_args *a, const sl_engine_info *i, const sl_stats *s) {
     char file[16], budget[16], peak[16], process[16];
     printf("model     %s (%s, %s, %s)\n", i->path, i->architecture, i->formats, cli_size(i->file_bytes, file));
     printf("as        numeric %s on %s, %d threads, KV %s", i->numeric, i->isa, i->threads, i->kv_type);
@@ -127,8 +138,8 @@ static void print_setting(const sl_engine_info *i, const sl_stats *s) {
                i->reader, (unsigned long long)i->slots,
                (unsigned long long)i->experts * (unsigned long long)i->moe_layers);
     printf("%s%s\n", i->approximation[0] ? "; APPROXIMATION: " : "", i->approximation);
-    printf("memory    budget %s, peak %s, process peak %s\n", cli_size(i->memory, budget),
-           cli_size(s->memory_peak, peak), cli_size(s->rss_peak, process));
+    printf("memory    budget %s, engine's peak %s, process peak %s\n", cli_size(whole_budget(a, i), budget),
+           cli_size(s->memory_peak, peak), cli_size(sl_peak_rss(), process));
 }
 
 static void print_decode(const bench_result *r, const sl_engine_info *info) {
@@ -140,7 +151,8 @@ static void print_decode(const bench_result *r, const sl_engine_info *info) {
     printf("\n");
     double memory = median_of(r, value_memory);
     if (memory >= 0)
-        printf("          memory reads %.1f GB/s\n", memory / 1e9);
+        printf("          reads %.1f GB/s of weights, %.1f %% of the %.1f GB/s that memory was read with\n",
+               weight_rate(r, info) / 1e9, 100 * weight_rate(r, info) / memory, memory / 1e9);
     if (info->experts == 0)
         return;
     printf("          hit rate %.1f %%, %s read per token, waited %.2f of %.2f s\n", 100 * median_of(r, value_hit_rate),
@@ -163,10 +175,10 @@ int bench_print(const sl_engine *e, const cli_args *a, const bench_result *r) {
     sl_engine_info info;
     sl_stats stats = {.size = sizeof stats};
     if (a->json)
-        return print_json(e, r);
+        return print_json(e, a, r);
     cli_get_info(e, &info);
     sl_engine_get_stats(e, &stats);
-    print_setting(&info, &stats);
+    print_setting(a, &info, &stats);
     if (r->prefill)
         print_prefill(r);
     if (r->windows)

@@ -58,6 +58,7 @@ typedef struct cli_args {
     int tokens; /* -1: not given */
     const char *ids, *reference;
     bool no_replay;
+    uint64_t reserve; /* set by a command: memory it needs itself, taken off --memory */
     /* tokenize */
     bool pieces, decode, special, no_bos;
     /* synth */

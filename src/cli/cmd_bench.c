@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BANDWIDTH_BYTES = 256 << 20 }; /* what cli_measure_memory_read takes beside the budget */
+/* RESERVE: for traces, their replay, ids and logits. */
+enum { RESERVE = 20 << 20 };
 
 typedef struct bench {
     sl_engine *e;
@@ -156,7 +157,9 @@ static bool run(bench *b, const cli_args *a, sl_error *err) {
     if (need > b->info.context)
         return sl_fail(err, SL_ERR_CONTEXT, "%d tokens are to be decoded, the context holds %d (see --ctx, --repeat)",
                        need, b->info.context);
-    b->measure_memory = b->info.memory + BANDWIDTH_BYTES <= sl_memory_limit(NULL);
+    /* That takes memory of its own, and is the limit only where nothing is read from the disk. */
+    uint64_t experts = (uint64_t)b->info.experts * (uint64_t)b->info.moe_layers;
+    b->measure_memory = a->memory == 0 && b->info.slots >= experts;
     b->logits = malloc((size_t)b->info.vocab * sizeof *b->logits);
     if (!b->logits)
         return sl_fail(err, SL_ERR_MEMORY, "out of memory for logits of %d tokens", b->info.vocab);
@@ -176,6 +179,7 @@ int cli_bench(const cli_args *a) {
         return cli_complain(CLI_USAGE, "nothing to measure: --tokens and --prefill are both 0");
     if (args.context == 0) /* what is needed and no more: KV memory is memory for experts */
         args.context = need_ids(&b.r);
+    args.reserve = RESERVE;
     cli_interrupt_begin(true);
     bool ok = run(&b, &args, &err);
     cli_interrupt_end();

@@ -68,10 +68,12 @@ typedef struct batch {
     size_t rows;
 } batch;
 
-/* As many rows at once as their logits fit in 64 MiB, which is no part of the engine's budget. */
+/* As many rows at once as their logits fit in; taken off --memory. */
+enum { LOGITS_BYTES = 16 << 20, RESERVE = LOGITS_BYTES + (8 << 20) };
+
 static bool batch_open(batch *b, const sl_engine_info *info, sl_error *err) {
     size_t row = (size_t)info->vocab * sizeof(float);
-    b->rows = (64u << 20) / row;
+    b->rows = LOGITS_BYTES / row;
     if (b->rows > (size_t)info->chunk)
         b->rows = (size_t)info->chunk;
     if (b->rows < 1)
@@ -217,6 +219,7 @@ int cli_eval(const cli_args *a) {
     } else if (args.context == 0 && args.window > 0) {
         args.context = args.window;
     }
+    args.reserve = RESERVE;
     sl_engine *e = cli_open(&args, false, &err);
     cli_interrupt_begin(true);
     bool ok = e && (ref ? eval_reference(e, &args, ref, &t, &err) : eval_text(e, &args, &t, &err));

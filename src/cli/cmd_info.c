@@ -4,7 +4,7 @@
 json_t *cli_info_json(const sl_engine_info *i) {
     return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s," /* path..approximation */
                      " s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i,"
-                     " s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+                     " s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
                      "path", i->path, "container", i->container, "architecture", i->architecture, "formats", i->formats,
                      "numeric", i->numeric, "isa", i->isa, "reader", i->reader, "kv_type", i->kv_type, "approximation",
                      i->approximation, //
@@ -17,7 +17,8 @@ json_t *cli_info_json(const sl_engine_info *i) {
                      "bytes_per_token", (json_int_t)i->bytes_per_token, "scratch_bytes", (json_int_t)i->scratch_bytes,
                      "kv_bytes_per_token", (json_int_t)i->kv_bytes_per_token, "least_memory",
                      (json_int_t)i->least_memory, "suggested_memory", (json_int_t)i->suggested_memory, "full_memory",
-                     (json_int_t)i->full_memory, "memory", (json_int_t)i->memory, "slots", (json_int_t)i->slots);
+                     (json_int_t)i->full_memory, "memory", (json_int_t)i->memory, "slots", (json_int_t)i->slots,
+                     "dense_bytes_per_token", (json_int_t)i->dense_bytes_per_token);
 }
 
 static void print_model(const sl_engine_info *i) {

@@ -33,7 +33,7 @@ static forecast predict(const sl_engine_info *i, const cli_machine_rates *m, int
     f.hit_rate = which == UNIFORM || below_cliff(i) ? share : sqrt(share);
     double asked = (double)i->bytes_per_token;
     f.disk_bytes = asked * (1 - f.hit_rate);
-    double dense = (double)i->resident_bytes / m->memory_read, hits = asked * f.hit_rate / m->memory_read,
+    double dense = (double)i->dense_bytes_per_token / m->memory_read, hits = asked * f.hit_rate / m->memory_read,
            misses = f.disk_bytes / m->memory_read, disk = f.disk_bytes > 0 ? f.disk_bytes / m->disk_read : 0;
     f.seconds = dense + fmax(disk, hits) + misses;
     return f;
@@ -92,7 +92,7 @@ static void print_plan(const sl_engine_info *i, const cli_machine_rates *m, cons
     if (i->approximation[0])
         printf("asked for %s (an approximation)\n", i->approximation);
     printf(
-        "assumes   computing is as fast as memory is read; all resident weights are read once per token; reads of a\n"
+        "assumes   computing is as fast as memory is read; the weights of a token are read once; reads of a\n"
         "          layer overlap with the computing of its hits; no prefetch; a cache that has warmed up; hit rate =\n"
         "          share of experts in memory (all alike) or its square root (skewed).\n");
 }

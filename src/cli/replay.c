@@ -12,7 +12,7 @@
 #include <liburing.h>
 #endif
 
-enum { PREAD_THREADS = 8, URING_DEPTH = 64, AREA_BYTES = 32 << 20 };
+enum { PREAD_THREADS = 8, URING_DEPTH = 64, AREA_BYTES = 8 << 20 };
 
 /* One read, rounded out to what O_DIRECT wants. The bytes go to an area that reads share: nobody looks at them. */
 typedef struct replay_read {

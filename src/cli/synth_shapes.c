@@ -215,7 +215,9 @@ static void add_experts(tensor_list *l, const synth_shape *s, double out_factor)
 synth_tensor *synth_tensors(const synth_shape *s, size_t *count, sl_error *err) {
     tensor_list l = {.layer = -1};
     double out_factor = 1 / sqrt(2.0 * s->layers);
-    add_matrix(&l, "token_embd.weight", "model.embed_tokens", s->vocab, s->hidden, 1);
+    /* Wide enough that a token's own embedding outweighs what attention mixes in from all others: else every token
+     * would look alike to the routers and ask for the same few experts. */
+    add_matrix(&l, "token_embd.weight", "model.embed_tokens", s->vocab, s->hidden, 0.5 * sqrt((double)s->hidden));
     for (l.layer = 0; l.layer < s->layers; l.layer++) {
         add_attention(&l, s, out_factor);
         add_experts(&l, s, out_factor);

@@ -38,6 +38,7 @@ static void fill_model(const sl_engine *e, sl_engine_info *i) {
     i->file_bytes = sl_ckpt_bytes(e->ckpt);
     i->resident_bytes = sl_model_resident_bytes(e->model);
     i->expert_bytes = sl_model_expert_bytes(e->model);
+    i->dense_bytes_per_token = sl_model_token_bytes(e->model);
     if (i->experts)
         i->bytes_per_token = i->expert_bytes / (uint64_t)i->experts * (uint64_t)i->experts_per_token;
 }

@@ -53,6 +53,13 @@ bool sl_model_set_top_k(sl_model *m, int32_t top_k, sl_error *err) {
 uint64_t sl_model_resident_bytes(const sl_model *m) {
     return m->resident_bytes;
 }
+uint64_t sl_model_token_bytes(const sl_model *m) {
+    const sl_matrix *embed = &m->global[ROLE_EMBED].weight.matrix;
+    uint64_t unread = 0; /* all rows of the embedding but the token's, unless the head is the same matrix */
+    for (int i = 0; m->global[ROLE_HEAD].tensor && i < m->global[ROLE_EMBED].tensor->parts; i++)
+        unread += (uint64_t)(embed->rows - 1) * embed->row_bytes[i];
+    return m->resident_bytes - unread;
+}
 uint64_t sl_model_expert_bytes(const sl_model *m) {
     return m->expert_bytes;
 }

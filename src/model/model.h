@@ -34,6 +34,7 @@ const sl_model_config *sl_model_config_get(const sl_model *m);
 bool sl_model_set_top_k(sl_model *m, int32_t top_k, sl_error *err);
 
 uint64_t sl_model_resident_bytes(const sl_model *m); /* as loaded into slabs */
+uint64_t sl_model_token_bytes(const sl_model *m);    /* of them, what the step of one token reads */
 uint64_t sl_model_expert_bytes(const sl_model *m);   /* of all routed experts on disk */
 /* Scratch of a forward pass over max_rows rows of which max_outs want logits. */
 uint64_t sl_model_scratch_bytes(const sl_model *m, const sl_ops *ops, int32_t max_rows, int32_t max_outs);

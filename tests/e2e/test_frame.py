@@ -113,3 +113,12 @@ def test_layer_check_sees_a_breach(repo, tmp_path, file, line, complaint):
     (tmp_path / file).write_text(line + "\n")
     done = check_layers(tmp_path)
     assert done.returncode == 1 and complaint in done.stdout
+
+
+def test_architectures_walk_names_functions_that_exist(repo):
+    text = (repo / "docs/architecture.md").read_text()
+    walk = text[text.index("## The walk") : text.index("## Numbers")]
+    named = {n for n in re.findall(r"`([a-z_0-9]+)`", walk) if "_" in n or n in ("main", "follow", "begin", "next", "done")}
+    sources = "\n".join(p.read_text() for p in sorted((repo / "src").glob("*/*.[ch]")) + sorted((repo / "include").glob("*/*.h")))
+    missing = sorted(n for n in named if not re.search(rf"\b{n}\b\s*\(|\b{n}\b\s*;|\*{n}\)", sources))
+    assert len(named) > 35 and not missing, missing

@@ -67,9 +67,11 @@ static uint64_t context_slabs(const engine_plan_input *in, uint64_t slab) {
     return ceil_div((uint64_t)in->context_blocks, slab / in->kv_block);
 }
 
-/* Slots in `bytes` beside the KV of a whole context, or of one block where that leaves less than the least. */
+/* Slots in `bytes` beside KV: of a whole context, but of a quarter of the bytes at most, and of one slab at least. */
 static uint64_t slots_in(const engine_plan_input *in, int i, uint64_t bytes) {
     uint64_t slab = engine_slab_size(i), kv = context_slabs(in, slab) * slab;
+    if (kv > bytes / 4)
+        kv = bytes / 4 > slab ? bytes / 4 / slab * slab : slab;
     if (bytes < kv + in->least_experts[i])
         kv = slab;
     if (bytes < kv + in->least_experts[i])

@@ -29,7 +29,7 @@ typedef struct engine_plan {
     uint64_t budget;
     uint64_t slab_bytes; /* 0: the budget is below the least */
     uint64_t charge;     /* of the budget for what is not allocated from it */
-    uint64_t slots;      /* experts that fit beside the KV of one whole context */
+    uint64_t slots;      /* experts that fit beside KV: of a whole context, of a quarter of the room at most */
 } engine_plan;
 
 static inline uint64_t engine_slab_size(int i) {

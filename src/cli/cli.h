@@ -160,10 +160,12 @@ void cli_note(const char *fmt, ...) SL_PRINTF(1, 2);
 int cli_print_json(json_t *document);
 
 /* A status line on standard error that the next output erases; only on a terminal. */
-void cli_status(const char *fmt, ...) SL_PRINTF(1, 2);
+bool cli_status(const char *fmt, ...) SL_PRINTF(1, 2); /* false: it could not be shown */
 void cli_status_clear(void);
 void cli_progress(const char *what, uint64_t done, uint64_t total, bool bytes);
-/* Nanoseconds since progress last moved (cli_progress) or output was written. */
+/* The clock of stalls begins anew. */
+void cli_touch(void);
+/* Nanoseconds since progress last moved (cli_progress, cli_touch) or output was written. */
 uint64_t cli_idle_ns(void);
 
 /* Ctrl-C: between begin and end it sets a flag instead of ending the program; again_ends: a second one ends it. */

@@ -43,12 +43,11 @@ static void *watch_load(void *arg) {
         until.tv_sec += 1;
         pthread_cond_timedwait(&w->wake, &w->lock, &until);
         uint64_t idle = cli_idle_ns();
-        if (!w->done && !said && idle > 2000000000u) {
-            cli_note("waiting for the disk: loading %s has not moved for %.0f s", w->model, (double)idle / 1e9);
-            said = true;
-        } else if (idle < 1000000000u) {
-            said = false;
-        }
+        if (w->done || idle < 2000000000u)
+            continue;
+        if (!cli_status("waiting for %.0f s: the disk, loading %s", (double)idle / 1e9, w->model) && !said)
+            cli_note("waiting for %.0f s: the disk, loading %s", (double)idle / 1e9, w->model);
+        said = true;
     }
     pthread_mutex_unlock(&w->lock);
     return NULL;
@@ -97,7 +96,7 @@ sl_engine *cli_open(const cli_args *a, bool plan_only, sl_error *err) {
     sl_engine_options o = engine_options(a, plan_only);
     load_watch watch;
     sigset_t interrupt, before;
-    cli_progress("loading", 0, 1, true); /* the clock of the watch begins here */
+    cli_touch();
     watch_begin(&watch, a->operand[0]);
     /* The engine's threads inherit this mask, so that Ctrl-C reaches the main thread and interrupts its reads. */
     sigemptyset(&interrupt);

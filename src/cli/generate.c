@@ -76,32 +76,34 @@ static bool append_event(const sl_engine *e, const sl_event *event, cli_answer *
            sl_fail(&a->error, SL_ERR_MEMORY, "out of memory for the answer");
 }
 
-/* Says once per stall what the engine waits for. */
-static void watch_stall(const sl_engine *e, bool *said) {
+/* Says what the engine waits for when nothing has come for two seconds: in the status line where there is one, else
+ * once for each thing that is waited for. */
+static void watch_stall(const sl_engine *e, char last[256]) {
     char what[256];
     uint64_t since = 0, idle = cli_idle_ns();
-    if (idle < stall_ns) {
-        *said = false;
-        return;
-    }
-    if (*said)
+    if (idle < stall_ns)
         return;
     sl_engine_activity(e, what, sizeof what, &since);
-    cli_note("waiting for %.0f s: %s", (double)idle / 1e9, what[0] ? what : "the engine");
-    *said = true;
+    if (!what[0])
+        snprintf(what, sizeof what, "the engine");
+    if (cli_status("waiting for %.0f s: %s", (double)idle / 1e9, what) || strcmp(what, last) == 0)
+        return;
+    cli_note("waiting for %.0f s: %s", (double)idle / 1e9, what);
+    memcpy(last, what, sizeof what);
 }
 
 /* Until the last event. An answer that nobody can read any more is cancelled. */
 static bool follow(sl_engine *e, sl_request *r, bool stream, cli_answer *a) {
     sl_event event;
-    bool said = false, cancelled = false, ok = true;
+    char last_stall[256] = "";
+    bool cancelled = false, ok = true;
     for (;;) {
         if (!cancelled && (cli_interrupted() || cli_stdout_broken() || !ok)) {
             sl_request_cancel(r);
             cancelled = true;
         }
         if (!sl_request_next(r, &event, 100)) {
-            watch_stall(e, &said);
+            watch_stall(e, last_stall);
             continue;
         }
         ok = ok && append_event(e, &event, a);
@@ -128,7 +130,7 @@ bool cli_generate(sl_engine *e, const cli_args *a, sl_seq *seq, const int32_t *i
     o.stop = a->stop.items;
     o.stop_count = a->stop.count;
     o.ignore_eos = a->ignore_eos;
-    cli_progress("prefill", 0, n, false); /* a stall counts from here */
+    cli_touch();
     cli_show_prefill(true);
     sl_request *r = sl_generate(e, &o, &answer->error);
     if (!r) {

@@ -175,24 +175,37 @@ static int terminal_columns(void) {
     return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 20 ? size.ws_col : 80;
 }
 
+/* With the lock held: a status line would be seen and disturb nothing. */
+static bool status_possible(void) {
+    return term.err_tty && !term.quiet && !(term.mid_line && term.out_tty);
+}
+
 /* With the lock held. */
 static void draw_status(const char *line) {
-    if (!term.err_tty || term.quiet || (term.mid_line && term.out_tty))
+    if (!status_possible())
         return;
     fprintf(stderr, "\r\033[K%.*s", terminal_columns() - 1, line);
     fflush(stderr);
     term.status_shown = true;
 }
 
-void cli_status(const char *fmt, ...) {
+void cli_touch(void) {
+    pthread_mutex_lock(&term.lock);
+    term.moved_ns = sl_now_ns();
+    pthread_mutex_unlock(&term.lock);
+}
+
+bool cli_status(const char *fmt, ...) {
     char line[512];
     va_list args;
     va_start(args, fmt);
     vsnprintf(line, sizeof line, fmt, args);
     va_end(args);
     pthread_mutex_lock(&term.lock);
+    bool shown = status_possible();
     draw_status(line);
     pthread_mutex_unlock(&term.lock);
+    return shown;
 }
 
 void cli_status_clear(void) {

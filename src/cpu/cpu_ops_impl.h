@@ -3,10 +3,14 @@
  * Orders of addition, the same everywhere: sums over a vector go into 16 lanes by index mod 16 and then v16_sum;
  * attention scores per key alike; softmax over the keys of a page in 16 lanes by token mod 16; values are added in
  * ascending token order; pages of one 512-token split online in ascending order, splits merged in ascending order. So a
- * row's result depends on nothing but its own sequence. */
+ * row's result depends on nothing but its own sequence.
+ *
+ * A NaN or an infinity in the input comes out as NaN, never as a plausible number: comparisons are written so that they
+ * let it through. */
 #include "cpu/cpu_ops.h"
 #include "cpu/cpu_vec.h"
 
+#include <float.h>
 #include <math.h>
 
 static v16 load_upto(const float *p, int64_t n) {
@@ -22,8 +26,30 @@ static float sum_of_squares(const float *x, int32_t n) {
     return v16_sum(acc);
 }
 
+static float largest_magnitude(const float *x, int32_t n) {
+    float m = 0;
+    for (int32_t i = 0; i < n; i++)
+        m = fabsf(x[i]) > m ? fabsf(x[i]) : m;
+    return m;
+}
+
+/* Of numbers whose squares leave float's range (or of NaN and infinities): scaled down by the largest first. */
+static void rms_norm_huge(float *dst, const float *src, const float *weight, int32_t n, float eps) {
+    float max = largest_magnitude(src, n), sum = 0;
+    for (int32_t i = 0; i < n; i++)
+        sum += src[i] / max * (src[i] / max);
+    float inv = 1.0f / sqrtf(sum / (float)n + eps / max / max);
+    for (int32_t i = 0; i < n; i++)
+        dst[i] = src[i] / max * inv * weight[i];
+}
+
 static void rms_norm(float *dst, const float *src, const float *weight, int32_t n, float eps) {
-    float inv = 1.0f / sqrtf(sum_of_squares(src, n) / (float)n + eps);
+    float sum = sum_of_squares(src, n);
+    if (!(sum <= FLT_MAX)) {
+        rms_norm_huge(dst, src, weight, n, eps);
+        return;
+    }
+    float inv = 1.0f / sqrtf(sum / (float)n + eps);
     for (int32_t i = 0; i < n; i++)
         dst[i] = src[i] * inv * weight[i];
 }
@@ -51,15 +77,20 @@ static void axpy(float *dst, const float *src, float w, int64_t n) {
 /* ---- KV pages ------------------------------------------------------------------------------------------------------
  */
 
+/* A block that holds a NaN or an infinity gets a NaN as its scale. Below 2^-100 (a scale of 0 in half precision anyway)
+ * the reciprocal would overflow. */
 static void store_q8(uint8_t *dst, const float *x) {
-    float amax = 0;
-    for (int i = 0; i < 32; i++)
+    float amax = 0, finite = 0;
+    for (int i = 0; i < 32; i++) {
         amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
-    float d = amax / 127.0f, id = d > 0 ? 1.0f / d : 0.0f;
+        finite += x[i] - x[i];
+    }
+    bool plain = finite == 0 && amax >= 0x1p-100f;
+    float d = finite == 0 ? amax / 127.0f : NAN, id = plain ? 127.0f / amax : 0.0f;
     uint16_t h = sl_f32_to_f16(d);
     memcpy(dst, &h, 2);
     for (int i = 0; i < 32; i++)
-        dst[2 + i] = (uint8_t)(int8_t)lrintf(x[i] * id);
+        dst[2 + i] = plain ? (uint8_t)(int8_t)lrintf(x[i] * id) : 0;
 }
 
 static void kv_store(uint8_t *dst, const float *x, int32_t head_dim, cpu_kv_type type) {
@@ -116,7 +147,8 @@ static const float *expand_page(float *out, const uint8_t *plane, int32_t n, con
 /* ---- attention -----------------------------------------------------------------------------------------------------
  */
 
-/* Running softmax of one query: maximum, sum of exponentials, weighted sum of values. */
+/* Running softmax of one query: maximum, sum of exponentials (0: nothing added yet; the maximum itself adds 1),
+ * weighted sum of values. */
 typedef struct partial {
     float max, sum;
     float *acc;
@@ -165,8 +197,7 @@ static float exp_one(float x) {
     return v16_exp(v16_set(x))[0];
 }
 
-/* s[0..n) -> exp(s - max); returns the sum in 16 lanes. Entries beyond n up to a multiple of 16 are overwritten with 0.
- */
+/* s[0..n) -> exp(s - max); returns the sum in 16 lanes. */
 static float exponentials(float *s, int32_t n, float max) {
     v16 acc = v16_set(0);
     for (int32_t i = 0; i < n; i += 16) {
@@ -187,7 +218,14 @@ static float exponentials(float *s, int32_t n, float max) {
 
 static float maximum(const float *x, int32_t n) {
     float m = x[0];
-    for (int32_t i = 1; i < n; i++)
+    int32_t i = 0;
+    if (n >= 16) {
+        v16 lanes = v16_load(x);
+        for (i = 16; i + 16 <= n; i += 16)
+            lanes = v16_max(lanes, v16_load(x + i));
+        m = v16_max_lane(lanes);
+    }
+    for (; i < n; i++)
         m = x[i] > m ? x[i] : m;
     return m;
 }
@@ -197,8 +235,8 @@ static void add_page(partial *st, const float *q, const float *k, const float *v
     for (int32_t t = 0; t < tokens; t++)
         s[t] = dot(q, k + (int64_t)t * a->head_dim, a->head_dim) * a->scale;
     float m = maximum(s, tokens);
-    float max = st->sum > 0 && st->max > m ? st->max : m;
-    float keep = st->sum > 0 ? exp_one(st->max - max) : 0.0f;
+    float max = st->sum != 0 && st->max > m ? st->max : m;
+    float keep = st->sum != 0 ? exp_one(st->max - max) : 0.0f;
     float sum = exponentials(s, tokens, max);
     accumulate_values(st->acc, s, v, tokens, a->head_dim, keep);
     st->sum = st->sum * keep + sum;
@@ -207,9 +245,9 @@ static void add_page(partial *st, const float *q, const float *k, const float *v
 
 /* total <- total + part; part is emptied. */
 static void merge(partial *total, partial *part, int32_t dim) {
-    if (part->sum > 0) {
-        float max = total->sum > 0 && total->max > part->max ? total->max : part->max;
-        float kt = total->sum > 0 ? exp_one(total->max - max) : 0.0f, kp = exp_one(part->max - max);
+    if (part->sum != 0) {
+        float max = total->sum != 0 && total->max > part->max ? total->max : part->max;
+        float kt = total->sum != 0 ? exp_one(total->max - max) : 0.0f, kp = exp_one(part->max - max);
         for (int32_t i = 0; i < dim; i++)
             total->acc[i] = total->acc[i] * kt + part->acc[i] * kp;
         total->sum = total->sum * kt + part->sum * kp;

@@ -60,6 +60,7 @@ V_INLINE float v16_sum(v16 v) {
 V_INLINE v16 v16_select(v16i mask, v16 a, v16 b) {
     return (v16)(((v16i)a & mask) | ((v16i)b & ~mask));
 }
+/* b where one of both is NaN. */
 V_INLINE v16 v16_max(v16 a, v16 b) {
     return v16_select(a > b, a, b);
 }
@@ -95,12 +96,13 @@ V_INLINE v16 v16_load_f16(const uint8_t *p) {
 #endif
 }
 
-/* exp(x) for x <= 88, to about 2 ulp; 0 below -87 (no denormals). Range reduction by the magic-number trick, then a
- * degree-6 polynomial. */
+/* exp(x) for x <= 88, to about 2 ulp; exp(88) above; 0 below -87 (no denormals); NaN for NaN. Range reduction by the
+ * magic-number trick, then a degree-6 polynomial. */
 V_INLINE v16 v16_exp(v16 x) {
     const v16 magic = v16_set(12582912.0f);
-    v16i under = x < v16_set(-87.0f);
-    v16 c = v16_min(v16_max(x, v16_set(-87.0f)), v16_set(88.0f));
+    const v16 low = v16_set(-87.0f), high = v16_set(88.0f);
+    v16i under = x < low;
+    v16 c = v16_max(low, v16_min(high, x)); /* in this order of operands a NaN passes through */
     v16 t = c * v16_set(1.44269504f) + magic;
     v16 n = t - magic;
     v16 r = (c - n * v16_set(0.693359375f)) - n * v16_set(-2.12194440e-4f);

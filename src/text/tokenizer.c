@@ -81,6 +81,11 @@ static bool is_listed(const sl_tokenizer *t, int32_t id) {
     return (t->attr[id] & TEXT_ATTR_ADDED) != 0;
 }
 
+static bool is_one_character(const text_added *token) {
+    int32_t cp;
+    return (size_t)sl_utf8_decode(token->content, token->size, &cp) == token->size;
+}
+
 bool text_tokenizer_add_token(sl_tokenizer *t, text_added token, sl_error *err) {
     if (!token.size)
         return true;
@@ -102,6 +107,9 @@ bool text_tokenizer_add_token(sl_tokenizer *t, text_added token, sl_error *err) 
         return false;
     if (is_listed(t, token.id))
         return true;
+    /* A character of the alphabet is text whatever the file says (one model pads with "!"): hiding it would lose what
+     * users write. */
+    token.special &= !(known >= 0 && is_one_character(&token));
     t->attr[token.id] |= TEXT_ATTR_ADDED | (token.special ? TEXT_ATTR_CONTROL : 0);
     return text_added_push(&t->added, token) || text_no_memory(err);
 }

@@ -53,13 +53,25 @@ static bool read_vocab(sl_tokenizer *t, text_json j) {
     return ok && more == 0;
 }
 
-/* A merge is "left right" or ["left", "right"]; halves point into line and right. */
-static bool read_merge(text_json *j, sl_buf *left, sl_buf *right) {
+static bool merge_of_two(text_json *j, sl_buf *left, sl_buf *right) {
+    sl_buf *const parts[] = {left, right};
     bool first = true;
+    int more = text_json_enter(j, '[') ? 1 : -1;
+    for (int i = 0; more == 1 && i < 2; i++) {
+        more = text_json_more(j, ']', &first);
+        if (more == 1 && !text_json_string(j, parts[i]))
+            return false;
+        if (more == 0)
+            return text_json_fail(j, "model.merges: expected two strings");
+    }
+    more = more == 1 ? text_json_more(j, ']', &first) : more;
+    return more == 1 ? text_json_fail(j, "model.merges: expected two strings") : more == 0;
+}
+
+/* A merge is "left right" or ["left", "right"]. */
+static bool read_merge(text_json *j, sl_buf *left, sl_buf *right) {
     if (text_json_peek(j) == '[')
-        return text_json_enter(j, '[') && text_json_more(j, ']', &first) == 1 && text_json_string(j, left) &&
-               text_json_more(j, ']', &first) == 1 && text_json_string(j, right) &&
-               (text_json_more(j, ']', &first) == 0 || text_json_fail(j, "model.merges: expected two strings"));
+        return merge_of_two(j, left, right);
     if (!text_json_string(j, left))
         return false;
     const char *space = memchr(left->data, ' ', left->size);

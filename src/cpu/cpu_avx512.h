@@ -400,15 +400,13 @@ typedef struct rest {
     uint8_t bytes[4][UNIT_BYTES_MAX + 14];
 } rest;
 
-/* Copies the last `blocks` (1..3) blocks, from `offset` of each row on, behind zeros: kernels read whole units. */
-CPU_INLINE four_rows copy_rest(sl_format_id f, const four_rows *from, int64_t offset, int64_t blocks, rest *r) {
-    four_rows out = *from;
+/* Copies `bytes` bytes of each row to r, behind them zeros, and lets p point there: kernels read whole units. */
+CPU_INLINE void copy_rest(const uint8_t *p[4], int64_t bytes, rest *r) {
     memset(r, 0, sizeof *r);
     for (int k = 0; k < 4; k++) {
-        memcpy(r->bytes[k], from->p[k] + offset, (size_t)(blocks * unit_bytes(f) / 4));
-        out.p[k] = r->bytes[k];
+        memcpy(r->bytes[k], p[k], (size_t)bytes);
+        p[k] = r->bytes[k];
     }
-    return out;
 }
 
 #endif

@@ -143,12 +143,21 @@ CPU_INLINE __m512 add_step(sl_format_id f, const uint8_t *const p[4], const __m5
  * ----------------------------------------------------------------------------------------------------------------- */
 
 /* How far ahead of the reader memory is asked for: rows are short, and the hardware's own streams stop at their ends.
+ * Measured on one core of a Zen 5 server, cold Q4_0 in GB/s: none 22, 4 KiB 34, 8 KiB 40, 16 KiB 43, plain reading 44.
  */
-enum { PREFETCH_AHEAD = 4096 };
+enum { PREFETCH_AHEAD = 16384 };
 
 CPU_INLINE void prefetch_lines(const uint8_t *p, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) {
         _mm_prefetch((const char *)p + i, _MM_HINT_T0);
+    }
+}
+
+/* Scales and biases of the rows whose codes are being asked for. */
+CPU_INLINE void prefetch_sides(const sl_matrix *w, int64_t row) {
+    row += PREFETCH_AHEAD / (int64_t)w->row_bytes[0] + 4;
+    for (int p = 1; p < 3; p++) {
+        prefetch_lines(w->part[p] + (uint64_t)row * w->row_bytes[p], (int64_t)(4 * w->row_bytes[p]));
     }
 }
 
@@ -178,22 +187,24 @@ CPU_INLINE __m512 add_unit(sl_format_id f, const sl_matrix *w, const uint8_t *co
 CPU_INLINE __m128 dot_four(sl_format_id f, const sl_matrix *w, const four_rows *rows, const cpu_act *a, panel sides) {
     const int64_t blocks = w->cols / 32, units = blocks / (4 * unit_steps(f));
     const __m512i index = cpu_is_affine(f) ? panel_index(w->group) : _mm512_setzero_si512();
+    const int64_t left = blocks - 4 * unit_steps(f) * units;
     __m512 sum = _mm512_setzero_ps();
+    rest bytes;
     if (cpu_is_affine(f)) {
         panel_fill(w, rows->row, 1, sides.s);
         panel_fill(w, rows->row, 2, sides.m);
+        prefetch_sides(w, rows->row[0]);
     }
-    for (int64_t u = 0; u < units; u++) {
+    for (int64_t u = 0; u < units + (left > 0); u++) {
         const int64_t at = u * unit_bytes(f);
         const uint8_t *p[4] = {rows->p[0] + at, rows->p[1] + at, rows->p[2] + at, rows->p[3] + at};
         prefetch_lines(rows->p[0] + 4 * at + PREFETCH_AHEAD, 4 * unit_bytes(f));
-        sum = add_unit(f, w, p, u, a, sides, index, 0xffff, sum);
-    }
-    int64_t left = blocks - 4 * unit_steps(f) * units;
-    if (left > 0) {
-        rest bytes;
-        four_rows tail = copy_rest(f, rows, units * unit_bytes(f), left, &bytes);
-        sum = add_unit(f, w, tail.p, units, a, sides, index, (__mmask16)((1 << 4 * left) - 1), sum);
+        __mmask16 lanes = 0xffff;
+        if (u == units) {
+            copy_rest(p, left * unit_bytes(f) / 4, &bytes);
+            lanes = (__mmask16)((1 << 4 * left) - 1);
+        }
+        sum = add_unit(f, w, p, u, a, sides, index, lanes, sum);
     }
     return fold(sum);
 }
@@ -208,28 +219,34 @@ CPU_INLINE void matvec_format(sl_format_id f, const sl_matrix *w, int64_t row0, 
     }
 }
 
+typedef void matvec_fn(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, float *y, void *scratch);
+
+#define MATVEC(name, f)                                                                                                \
+    static void matvec_##name(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, float *y,              \
+                              void *scratch) {                                                                         \
+        matvec_format(f, w, row0, row1, a, y, scratch);                                                                \
+    }
+MATVEC(q4_0, SL_Q4_0)
+MATVEC(q4_1, SL_Q4_1)
+MATVEC(q5_0, SL_Q5_0)
+MATVEC(q5_1, SL_Q5_1)
+MATVEC(q8_0, SL_Q8_0)
+MATVEC(q4_k, SL_Q4_K)
+MATVEC(q5_k, SL_Q5_K)
+MATVEC(q6_k, SL_Q6_K)
+MATVEC(affine4, SL_AFFINE4)
+MATVEC(affine8, SL_AFFINE8)
+
+static matvec_fn *const matvecs[SL_FORMAT_COUNT] = {
+    [SL_Q4_0] = matvec_q4_0,       [SL_Q4_1] = matvec_q4_1,       [SL_Q5_0] = matvec_q5_0, [SL_Q5_1] = matvec_q5_1,
+    [SL_Q8_0] = matvec_q8_0,       [SL_Q4_K] = matvec_q4_k,       [SL_Q5_K] = matvec_q5_k, [SL_Q6_K] = matvec_q6_k,
+    [SL_AFFINE4] = matvec_affine4, [SL_AFFINE8] = matvec_affine8,
+};
+
 static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,
                    void *scratch) {
     cpu_act a = cpu_rows_act(in, i);
-#define CASE(f)                                                                                                        \
-    case f:                                                                                                            \
-        matvec_format(f, w, row0, row1, &a, y, scratch);                                                               \
-        break
-    switch (w->format) {
-        CASE(SL_Q4_0);
-        CASE(SL_Q4_1);
-        CASE(SL_Q5_0);
-        CASE(SL_Q5_1);
-        CASE(SL_Q8_0);
-        CASE(SL_Q4_K);
-        CASE(SL_Q5_K);
-        CASE(SL_Q6_K);
-        CASE(SL_AFFINE4);
-        CASE(SL_AFFINE8);
-    default:
-        break;
-    }
-#undef CASE
+    matvecs[w->format](w, row0, row1, &a, y, scratch);
 }
 
 static void silu_mul(float *h, const float *gate, const float *up, int64_t n) {

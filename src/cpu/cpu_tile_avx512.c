@@ -93,12 +93,12 @@ CPU_INLINE void store_columns(uint8_t *at, int columns, __m512i v) {
 }
 
 /* Codes of 16 rows, one byte each: lane b of v[row] has 16 columns, from 4 * first on, of block b. */
-CPU_INLINE void pack_bytes(__m512i v[HALF_ROWS], uint8_t *const at[4], int first, int n) {
+CPU_INLINE void pack_bytes(__m512i v[HALF_ROWS], uint8_t *const at[4], int first) {
     transpose_words(v);
     for (int j = 0; j < 4; j++) {
         __m512i block[4];
         transpose_lanes(v[j], v[4 + j], v[8 + j], v[12 + j], block);
-        for (int b = 0; b < n; b++) {
+        for (int b = 0; b < 4; b++) {
             store_columns(at[b], first + j, block[b]);
         }
     }
@@ -106,12 +106,12 @@ CPU_INLINE void pack_bytes(__m512i v[HALF_ROWS], uint8_t *const at[4], int first
 
 /* Codes of 16 rows, two to a byte, as they are in the file: split after the transpose, which has half the work. Q4_K
  * has two blocks in the halves of its bytes, the others the halves of one block. */
-CPU_INLINE void pack_nibbles(sl_format_id f, __m512i v[HALF_ROWS], uint8_t *const at[4], int n) {
+CPU_INLINE void pack_nibbles(sl_format_id f, __m512i v[HALF_ROWS], uint8_t *const at[4]) {
     transpose_words(v);
     for (int j = 0; j < 4; j++) {
         __m512i lane[4];
         transpose_lanes(v[j], v[4 + j], v[8 + j], v[12 + j], lane);
-        for (int l = 0; l < n; l++) {
+        for (int l = 0; l < 4; l++) {
             codes c = nibbles(lane[l]);
             bool pairs = f == SL_Q4_K;
             store_columns(at[pairs ? l & 2 : l], pairs ? j + 4 * (l & 1) : j, c.lo);
@@ -149,20 +149,20 @@ CPU_INLINE void load_step(sl_format_id f, const uint8_t *const p[4], const __m51
     }
 }
 
-CPU_INLINE void pack_codes(sl_format_id f, step_codes *c, uint8_t *const at[4], int n) {
+CPU_INLINE void pack_codes(sl_format_id f, step_codes *c, uint8_t *const at[4]) {
     if (is_packed(f)) {
-        pack_nibbles(f, c->lo, at, n);
+        pack_nibbles(f, c->lo, at);
     } else {
-        pack_bytes(c->lo, at, 0, n);
-        pack_bytes(c->hi, at, 4, n);
+        pack_bytes(c->lo, at, 0);
+        pack_bytes(c->hi, at, 4);
     }
 }
 
 /* Values of 4 blocks x 16 rows, given as [block][4 rows] four times, to `offset` of each block's record. */
-CPU_INLINE void pack_values(const __m512i v[4], uint8_t *const at[4], int64_t offset, int n) {
+CPU_INLINE void pack_values(const __m512i v[4], uint8_t *const at[4], int64_t offset) {
     __m512i block[4];
     transpose_lanes(v[0], v[1], v[2], v[3], block);
-    for (int b = 0; b < n; b++) {
+    for (int b = 0; b < 4; b++) {
         _mm512_store_si512(at[b] + offset, block[b]);
     }
 }
@@ -181,26 +181,17 @@ CPU_INLINE void pack_sub_scales(const uint8_t *const p[HALF_ROWS], int step, uin
         half[0][g] = _mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes));
         half[1][g] = _mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1));
     }
-    pack_values(half[0], at, (int64_t)offsetof(record, u), 4);
-    pack_values(half[1], at, (int64_t)offsetof(record, u) + CPU_TILE_ROWS * 4, 4);
+    pack_values(half[0], at, (int64_t)offsetof(record, u));
+    pack_values(half[1], at, (int64_t)offsetof(record, u) + CPU_TILE_ROWS * 4);
 }
 
-/* Unit u of 16 rows to the records at `first` (and those `size` behind them for a second step), of which n exist per
- * step. */
-CPU_INLINE void pack_unit(sl_format_id f, const source *src, int64_t u, uint8_t *const first[4], int64_t size, int n) {
-    const uint8_t *p[HALF_ROWS];
-    rest bytes[HALF_ROWS / 4];
+/* One unit of 16 rows at p to the records at `first` (and those `size` behind them for a second step). */
+CPU_INLINE void pack_unit(sl_format_id f, const source *src, const uint8_t *const p[HALF_ROWS], int64_t u,
+                          uint8_t *const first[4], int64_t size) {
     __m512i s[2][4], m[2][4];
     step_codes c[2];
     for (int g = 0; g < 4; g++) {
-        four_rows rows = src->rows[g];
-        if (n < 4) {
-            rows = copy_rest(f, &rows, u * unit_bytes(f), n, &bytes[g]);
-        }
-        const uint8_t **q = p + 4 * g;
-        for (int r = 0; r < 4; r++) {
-            q[r] = rows.p[r] + (n < 4 ? 0 : u * unit_bytes(f));
-        }
+        const uint8_t *const *q = p + 4 * g;
         __m512i head[4] = {load_head(f, q[0]), load_head(f, q[1]), load_head(f, q[2]), load_head(f, q[3])};
         scales sc[2];
         if (!cpu_is_affine(f)) {
@@ -216,35 +207,47 @@ CPU_INLINE void pack_unit(sl_format_id f, const source *src, int64_t u, uint8_t 
     }
     for (int k = 0; k < unit_steps(f); k++) {
         uint8_t *at[4] = {first[0] + k * size, first[1] + k * size, first[2] + k * size, first[3] + k * size};
-        pack_values(s[k], at, (int64_t)offsetof(record, scale), n);
+        pack_values(s[k], at, (int64_t)offsetof(record, scale));
         if (cpu_has_bias(f)) {
-            pack_values(m[k], at, (int64_t)offsetof(record, u), n);
+            pack_values(m[k], at, (int64_t)offsetof(record, u));
         }
         if (f == SL_Q6_K) {
             pack_sub_scales(p, k, at);
         }
-        pack_codes(f, &c[k], at, n);
+        pack_codes(f, &c[k], at);
     }
 }
 
-/* 16 rows of W from row0 on (those before end exist) to the lanes of the tile that begin at tile. */
+/* 16 rows of W from row0 on (those before end exist) to the lanes of the tile that begin at tile. A last unit that is
+ * not whole is read from a copy, and its blocks that do not exist are written to a sink. */
 CPU_INLINE void pack_half(sl_format_id f, const sl_matrix *w, int64_t row0, int64_t end, uint8_t *tile, void *scratch) {
     const int64_t blocks = w->cols / 32, units = blocks / (4 * unit_steps(f)), size = record_bytes(f);
+    const int left = (int)(blocks - 4 * unit_steps(f) * units);
+    _Alignas(64) uint8_t sink[sizeof(record)];
     uint8_t *at[4];
+    const uint8_t *p[HALF_ROWS];
+    rest bytes[HALF_ROWS / 4];
     source src;
     source_init(f, &src, w, row0, end, scratch);
     for (int c = 0; c < 4; c++) {
         at[c] = tile + class_start(blocks, c) * size;
     }
-    for (int64_t u = 0; u < units; u++) {
-        pack_unit(f, &src, u, at, size, 4);
+    for (int64_t u = 0; u < units + (left > 0); u++) {
+        for (int r = 0; r < HALF_ROWS; r++) {
+            p[r] = src.rows[r / 4].p[r % 4] + u * unit_bytes(f);
+        }
+        if (u == units) {
+            for (int g = 0; g < HALF_ROWS / 4; g++) {
+                copy_rest(p + 4 * g, left * unit_bytes(f) / 4, &bytes[g]);
+            }
+            for (int c = left; c < 4; c++) {
+                at[c] = sink;
+            }
+        }
+        pack_unit(f, &src, p, u, at, size);
         for (int c = 0; c < 4; c++) {
             at[c] += unit_steps(f) * size;
         }
-    }
-    int left = (int)(blocks - 4 * unit_steps(f) * units);
-    if (left > 0) {
-        pack_unit(f, &src, units, at, size, left);
     }
 }
 
@@ -351,7 +354,7 @@ CPU_INLINE void add_block(sl_format_id f, const record *t, int A, const uint8_t 
     }
 }
 
-/* Partial sum c of every output, stored (add false) or added to what is at out. */
+/* Partial sum c of every output, stored (add false) or added to what is at out. Returns the tile's next class. */
 CPU_INLINE const uint8_t *add_class(sl_format_id f, const uint8_t *t, int64_t blocks, int c, int A,
                                     const uint8_t *const x[], const act_offsets *o, bool add, float *out,
                                     cpu_ahead *ahead) {
@@ -377,6 +380,7 @@ CPU_INLINE const uint8_t *add_class(sl_format_id f, const uint8_t *t, int64_t bl
 
 CPU_INLINE void mul_acts(sl_format_id f, int A, const void *tile, const cpu_rows *in, int64_t i, float *out,
                          cpu_ahead *ahead) {
+    static const int order[4] = {0, 2, 1, 3};
     _Alignas(64) float odd[CPU_TILE_ACTS * CPU_TILE_ROWS];
     const int64_t blocks = in->cols / 32;
     const act_offsets o = offsets_for(f, in->cols);
@@ -384,109 +388,73 @@ CPU_INLINE void mul_acts(sl_format_id f, int A, const void *tile, const cpu_rows
     for (int a = 0; a < A; a++) {
         x[a] = (const uint8_t *)in->q + cpu_rows_at(in, i + a) * cpu_act_blocks(in->cols) * CPU_ACT_BLOCK;
     }
-    t = add_class(f, t, blocks, 0, A, x, &o, false, out, ahead);
-    t = add_class(f, t, blocks, 2, A, x, &o, true, out, ahead);
-    t = add_class(f, t, blocks, 1, A, x, &o, false, odd, ahead);
-    add_class(f, t, blocks, 3, A, x, &o, true, odd, ahead);
+    for (int k = 0; k < 4; k++) {
+        t = add_class(f, t, blocks, order[k], A, x, &o, k & 1, k < 2 ? out : odd, ahead);
+    }
     for (int k = 0; k < A * CPU_TILE_ROWS; k += 16) {
         _mm512_store_ps(out + k, _mm512_add_ps(_mm512_load_ps(out + k), _mm512_load_ps(odd + k)));
     }
 }
 
-CPU_INLINE void mul_format(sl_format_id f, const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out,
-                           cpu_ahead *ahead) {
-    switch (acts) {
-    case 1:
-        mul_acts(f, 1, tile, in, i, out, ahead);
-        break;
-    case 2:
-        mul_acts(f, 2, tile, in, i, out, ahead);
-        break;
-    case 3:
-        mul_acts(f, 3, tile, in, i, out, ahead);
-        break;
-    case 4:
-        mul_acts(f, 4, tile, in, i, out, ahead);
-        break;
-    case 5:
-        mul_acts(f, 5, tile, in, i, out, ahead);
-        break;
-    default:
-        mul_acts(f, 6, tile, in, i, out, ahead);
-    }
-}
+/* ---- by format and number of activations
+ * ------------------------------------------------------------------------------ A function each: they are long, and
+ * compilers (sanitizers above all) take more than linear time. */
 
-/* Q6_K needs a third more registers. */
-static void mul_q6_k(const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out, cpu_ahead *ahead) {
-    if (acts > 4) {
-        mul_q6_k(tile, in, i, acts / 2, out, ahead);
-        mul_q6_k(tile, in, i + acts / 2, acts - acts / 2, out + acts / 2 * CPU_TILE_ROWS, ahead);
-        return;
+#define PACK(name, f)                                                                                                  \
+    static void pack_##name(const sl_matrix *w, int64_t row0, int64_t rows, void *tile, void *scratch) {               \
+        pack_format(f, w, row0, rows, tile, scratch);                                                                  \
     }
-    switch (acts) {
-    case 1:
-        mul_acts(SL_Q6_K, 1, tile, in, i, out, ahead);
-        break;
-    case 2:
-        mul_acts(SL_Q6_K, 2, tile, in, i, out, ahead);
-        break;
-    case 3:
-        mul_acts(SL_Q6_K, 3, tile, in, i, out, ahead);
-        break;
-    default:
-        mul_acts(SL_Q6_K, 4, tile, in, i, out, ahead);
-    }
-}
+PACK(q4_0, SL_Q4_0)
+PACK(q4_1, SL_Q4_1)
+PACK(q5_0, SL_Q5_0)
+PACK(q5_1, SL_Q5_1)
+PACK(q8_0, SL_Q8_0)
+PACK(q4_k, SL_Q4_K)
+PACK(q5_k, SL_Q5_K)
+PACK(q6_k, SL_Q6_K)
+PACK(affine4, SL_AFFINE4)
+PACK(affine8, SL_AFFINE8)
 
-/* ---- by format
- * --------------------------------------------------------------------------------------------------------------------------
- */
-
-#define FORMATS(CASE)                                                                                                  \
-    CASE(SL_Q4_0)                                                                                                      \
-    CASE(SL_Q4_1)                                                                                                      \
-    CASE(SL_Q5_0)                                                                                                      \
-    CASE(SL_Q5_1)                                                                                                      \
-    CASE(SL_Q8_0)                                                                                                      \
-    CASE(SL_Q4_K)                                                                                                      \
-    CASE(SL_Q5_K)                                                                                                      \
-    CASE(SL_Q6_K)                                                                                                      \
-    CASE(SL_AFFINE4)                                                                                                   \
-    CASE(SL_AFFINE8)
+static cpu_tile_pack_fn *const packers[SL_FORMAT_COUNT] = {
+    [SL_Q4_0] = pack_q4_0,       [SL_Q4_1] = pack_q4_1,       [SL_Q5_0] = pack_q5_0, [SL_Q5_1] = pack_q5_1,
+    [SL_Q8_0] = pack_q8_0,       [SL_Q4_K] = pack_q4_k,       [SL_Q5_K] = pack_q5_k, [SL_Q6_K] = pack_q6_k,
+    [SL_AFFINE4] = pack_affine4, [SL_AFFINE8] = pack_affine8,
+};
 
 void cpu_tile_pack_avx512(const sl_matrix *w, int64_t row0, int64_t rows, void *tile, void *scratch) {
-    switch (w->format) {
-#define CASE(f)                                                                                                        \
-    case f:                                                                                                            \
-        pack_format(f, w, row0, rows, tile, scratch);                                                                  \
-        break;
-        FORMATS(CASE)
-#undef CASE
-    default:
-        break;
-    }
+    packers[w->format](w, row0, rows, tile, scratch);
 }
 
-/* Only what differs after unpacking: which array of activations, which offset, a bias. */
+typedef void mul_fn(const void *tile, const cpu_rows *in, int64_t i, float *out, cpu_ahead *ahead);
+
+#define MUL(name, f, A)                                                                                                \
+    static void mul_##name##_##A(const void *tile, const cpu_rows *in, int64_t i, float *out, cpu_ahead *ahead) {      \
+        mul_acts(f, A, tile, in, i, out, ahead);                                                                       \
+    }
+#define MUL_UP_TO_4(name, f) MUL(name, f, 1) MUL(name, f, 2) MUL(name, f, 3) MUL(name, f, 4)
+#define MUL_UP_TO_6(name, f) MUL_UP_TO_4(name, f) MUL(name, f, 5) MUL(name, f, 6)
+#define NAMES_4(name)        mul_##name##_1, mul_##name##_2, mul_##name##_3, mul_##name##_4
+#define NAMES_6(name)        NAMES_4(name), mul_##name##_5, mul_##name##_6
+
+MUL_UP_TO_6(q4_0, SL_Q4_0)
+MUL_UP_TO_6(q5_0, SL_Q5_0)
+MUL_UP_TO_6(q8_0, SL_Q8_0)
+MUL_UP_TO_4(q6_k, SL_Q6_K) /* needs a third more registers */
+MUL_UP_TO_6(affine4, SL_AFFINE4)
+MUL_UP_TO_6(biased, SL_Q4_1) /* every other format: codes without offset in column order, and a bias */
+
+static mul_fn *const multipliers[SL_FORMAT_COUNT][6] = {
+    [SL_Q4_0] = {NAMES_6(q4_0)},      [SL_Q4_1] = {NAMES_6(biased)}, [SL_Q5_0] = {NAMES_6(q5_0)},
+    [SL_Q5_1] = {NAMES_6(biased)},    [SL_Q8_0] = {NAMES_6(q8_0)},   [SL_Q4_K] = {NAMES_6(biased)},
+    [SL_Q5_K] = {NAMES_6(biased)},    [SL_Q6_K] = {NAMES_4(q6_k)},   [SL_AFFINE4] = {NAMES_6(affine4)},
+    [SL_AFFINE8] = {NAMES_6(biased)},
+};
+
 void cpu_tile_mul_avx512(const sl_matrix *w, const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out,
                          cpu_ahead *ahead) {
-    switch (w->format) {
-    case SL_Q4_0:
-        mul_format(SL_Q4_0, tile, in, i, acts, out, ahead);
-        break;
-    case SL_Q5_0:
-        mul_format(SL_Q5_0, tile, in, i, acts, out, ahead);
-        break;
-    case SL_Q8_0:
-        mul_format(SL_Q8_0, tile, in, i, acts, out, ahead);
-        break;
-    case SL_Q6_K:
-        mul_q6_k(tile, in, i, acts, out, ahead);
-        break;
-    case SL_AFFINE4:
-        mul_format(SL_AFFINE4, tile, in, i, acts, out, ahead);
-        break;
-    default: /* codes without offset, in column order, with a bias */
-        mul_format(SL_Q4_1, tile, in, i, acts, out, ahead);
+    int64_t first = multipliers[w->format][acts - 1] ? acts : acts / 2;
+    multipliers[w->format][first - 1](tile, in, i, out, ahead);
+    if (first < acts) {
+        multipliers[w->format][acts - first - 1](tile, in, i + first, out + first * CPU_TILE_ROWS, ahead);
     }
 }

@@ -68,7 +68,7 @@ check_clang() {
 }
 
 check_e2e() {
-    SLUICE_TREE=$build/gcc "$venv/bin/python" -m pytest -q -p no:cacheprovider tests
+    SLUICE_BUILD=$build/gcc "$venv/bin/python" -m pytest -q -p no:cacheprovider tests
 }
 
 check_asan() {

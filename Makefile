@@ -10,8 +10,8 @@ all: $(TREE)/build.ninja
 
 $(TREE)/build.ninja:
 	@command -v cmake >/dev/null || { echo "cmake is missing: 'make demo' installs what is needed (tools/debian-packages.txt)" >&2; exit 1; }
-	@cmake -S . -B $(TREE) -G Ninja -DCMAKE_INSTALL_PREFIX=$(PREFIX) > $(BUILD)-configure.log 2>&1 || { cat $(BUILD)-configure.log >&2; exit 1; }
-	@mv $(BUILD)-configure.log $(TREE)/configure.log
+	@mkdir -p $(BUILD)
+	@cmake -S . -B $(TREE) -G Ninja -DCMAKE_INSTALL_PREFIX=$(PREFIX) > $(TREE).log 2>&1 || { cat $(TREE).log >&2; exit 1; }
 
 # Answers a prompt with a small model whose experts are streamed under a budget smaller than the model.
 demo:

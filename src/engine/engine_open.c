@@ -13,6 +13,7 @@
 enum {
     DEFAULT_CONTEXT = 4096,
     DEFAULT_CHUNK = 512,
+    LEAST_CHUNK = 32,
     DEFAULT_SEQUENCES = 16,
     MAX_CHUNK = 1 << 16,
     MAX_SEQUENCES = 4096,
@@ -62,6 +63,12 @@ static bool check_options(const sl_engine_options *o, sl_error *err) {
            in_range("experts_per_token", o->experts_per_token, INT32_MAX, err);
 }
 
+static void set_chunk(sl_engine *e, int32_t chunk) {
+    e->chunk = chunk < e->context ? chunk : e->context;
+    e->max_rows = e->chunk + e->max_sequences;
+    e->max_outs = e->max_rows;
+}
+
 /* Sizes of steps and sequences, from options and model. */
 static bool set_sizes(sl_engine *e, sl_error *err) {
     const sl_engine_options *o = &e->options;
@@ -71,13 +78,9 @@ static bool set_sizes(sl_engine *e, sl_error *err) {
     if (e->context > c->context)
         return sl_fail(err, SL_ERR_ARGUMENT, "context: %d tokens, this model was made for at most %d", e->context,
                        c->context);
-    e->chunk = o->chunk ? o->chunk : DEFAULT_CHUNK;
-    if (e->chunk > e->context)
-        e->chunk = e->context;
     e->max_sequences = o->max_sequences ? o->max_sequences : DEFAULT_SEQUENCES;
     e->threads = o->threads ? o->threads : sl_cpu_count();
-    e->max_rows = e->chunk + e->max_sequences;
-    e->max_outs = e->max_rows;
+    set_chunk(e, o->chunk ? o->chunk : DEFAULT_CHUNK);
     return true;
 }
 
@@ -229,6 +232,32 @@ static bool measure_scratch(sl_engine *e, const numerics *n, uint64_t *bytes, sl
     return ops != NULL;
 }
 
+/* Chooses the chunk where the options leave it open: a small budget should go to experts rather than to scratch. On the
+ * CPU a row's bits do not depend on it. */
+static bool choose_chunk(sl_engine *e, const numerics *n, engine_plan_input *in, sl_error *err) {
+    enum { SCRATCH_SHARE = 8 };
+    uint64_t core = engine_core_bytes(e->vocab, e->max_sequences);
+    uint64_t budget = e->options.memory ? e->options.memory : sl_memory_limit(NULL) / 4 * 3;
+    if (!measure_scratch(e, n, &in->scratch, err))
+        return false;
+    in->scratch += core;
+    if (e->options.chunk)
+        return true;
+    int32_t chunk = e->chunk;
+    set_chunk(e, LEAST_CHUNK);
+    if (!measure_scratch(e, n, &in->scratch_least, err))
+        return false;
+    in->scratch_least += core;
+    for (; chunk > LEAST_CHUNK && in->scratch > budget / SCRATCH_SHARE; in->scratch += core) {
+        chunk = chunk / 2 > LEAST_CHUNK ? chunk / 2 : LEAST_CHUNK;
+        set_chunk(e, chunk);
+        if (!measure_scratch(e, n, &in->scratch, err))
+            return false;
+    }
+    set_chunk(e, chunk);
+    return true;
+}
+
 static uint64_t default_budget(const engine_plan *p, uint64_t limit) {
     uint64_t share = limit / 4 * 3;
     return share < p->least && p->least <= limit ? p->least : share;
@@ -254,7 +283,7 @@ static bool make_plan(sl_engine *e, const engine_plan_input *in, sl_error *err) 
 static bool plan_budget(sl_engine *e, const numerics *n, bool direct, sl_kv_layout *kv, sl_error *err) {
     engine_plan_input in = {0};
     uint64_t *slot_bytes = NULL;
-    if (!measure_scratch(e, n, &in.scratch, err) || !sl_model_kv_layout(e->model, n->kv, kv, err) ||
+    if (!choose_chunk(e, n, &in, err) || !sl_model_kv_layout(e->model, n->kv, kv, err) ||
         !sl_kv_layout_init(kv, engine_slab_size(ENGINE_SLAB_SIZES - 1), err))
         return false;
 #ifdef __GLIBC__
@@ -263,7 +292,6 @@ static bool plan_budget(sl_engine *e, const numerics *n, bool direct, sl_kv_layo
     in.process = engine_resident_now();
     in.later = later_bytes(e);
     in.resident = sl_model_resident_bytes(e->model);
-    in.scratch += engine_core_bytes(e->vocab, e->max_sequences);
     in.kv_block = kv->block_bytes;
     in.context_blocks = (e->context + SL_KV_PAGE_TOKENS - 1) / SL_KV_PAGE_TOKENS;
     bool ok = measure_experts(e, direct, &in, &slot_bytes, err) && make_plan(e, &in, err);

@@ -117,6 +117,14 @@ static uint64_t report(const engine_plan_input *in, uint64_t slab_bytes) {
     return sl_round_up(gross(fixed_bytes(in) + MEASURE_SLACK + slab_bytes), 1 << 20);
 }
 
+/* The input as it would be under the least budget. */
+static engine_plan_input with_least_scratch(const engine_plan_input *in) {
+    engine_plan_input least = *in;
+    if (in->scratch_least)
+        least.scratch = in->scratch_least;
+    return least;
+}
+
 static uint64_t least_slab_bytes(const engine_plan_input *in) {
     uint64_t least = UINT64_MAX;
     for (int i = 0; i < ENGINE_SLAB_SIZES; i++)
@@ -150,6 +158,7 @@ static uint64_t slab_bytes_for(const engine_plan_input *in, uint64_t slots) {
 }
 
 static bool too_small(const engine_plan_input *in, const engine_plan *p, sl_error *err) {
+    engine_plan_input tight = with_least_scratch(in);
     char have[32], least[32], resident[32], scratch[32], slabs[32], process[32];
     return sl_fail(err, SL_ERR_BUDGET,
                    "memory budget of %llu bytes (%s) is too small: at least %llu bytes (%s) are needed: weights %s, "
@@ -157,7 +166,7 @@ static bool too_small(const engine_plan_input *in, const engine_plan *p, sl_erro
                    (unsigned long long)p->budget, engine_size_text(have, sizeof have, p->budget),
                    (unsigned long long)p->least, engine_size_text(least, sizeof least, p->least),
                    engine_size_text(resident, sizeof resident, in->resident),
-                   engine_size_text(scratch, sizeof scratch, in->scratch),
+                   engine_size_text(scratch, sizeof scratch, tight.scratch),
                    engine_size_text(slabs, sizeof slabs, least_slab_bytes(in)),
                    engine_size_text(process, sizeof process, in->process + in->later));
 }
@@ -169,7 +178,8 @@ bool engine_plan_make(const engine_plan_input *in, uint64_t budget, engine_plan 
                        "an expert of %llu bytes or a KV block of %llu bytes is larger than a slab of %llu bytes",
                        (unsigned long long)largest_slot(in), (unsigned long long)in->kv_block,
                        (unsigned long long)engine_slab_size(ENGINE_SLAB_SIZES - 1));
-    out->least = report(in, least_slab_bytes(in));
+    engine_plan_input tight = with_least_scratch(in);
+    out->least = report(&tight, least_slab_bytes(in));
     out->full = report(in, slab_bytes_for(in, total_slots(in)));
     out->suggested = smallest(report(in, slab_bytes_for(in, suggested_slots(in))), out->full);
     out->charge = in->process + in->later + (budget - net(budget));

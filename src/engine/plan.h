@@ -12,11 +12,12 @@
 enum { ENGINE_SLAB_SIZES = 11 }; /* 64 KiB << i */
 
 typedef struct engine_plan_input {
-    uint64_t process;  /* what the process holds already, outside the budgeted allocator */
-    uint64_t later;    /* what it will hold beside that: stacks, queues, small tables */
-    uint64_t resident; /* weights */
-    uint64_t scratch;  /* of a step, with logits and sampler */
-    uint64_t kv_block; /* bytes of a KV block */
+    uint64_t process;       /* what the process holds already, outside the budgeted allocator */
+    uint64_t later;         /* what it will hold beside that: stacks, queues, small tables */
+    uint64_t resident;      /* weights */
+    uint64_t scratch;       /* of a step, with logits and sampler */
+    uint64_t scratch_least; /* with the smallest chunk that would be chosen; 0: as scratch */
+    uint64_t kv_block;      /* bytes of a KV block */
     int32_t context_blocks;
     /* Routed experts; layers 0: a dense model. */
     int32_t layers, experts, top_k;

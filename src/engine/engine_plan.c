@@ -10,6 +10,7 @@
 
 enum {
     MANY_SLABS = 4096,       /* more are not made where a larger size would do */
+    KV_STEPS = 16,           /* KV grows by no more than this part of the room, where that costs no slots */
     DENSE_SLAB = 2 << 20,    /* only KV grows by them: one huge page */
     PAGE_TABLE_SHARE = 512,  /* 8 bytes for each page of 4 KiB */
     MEASURE_SLACK = 2 << 20, /* by which the measured size of the process differs from run to run */
@@ -86,8 +87,17 @@ static bool few_slabs(int i, uint64_t bytes) {
     return i == ENGINE_SLAB_SIZES - 1 || bytes / engine_slab_size(i) <= MANY_SLABS;
 }
 
-/* The slab size that gives the most slots in `bytes`, the larger of equals; -1: nothing fits. A dense model takes the
- * smallest that is reasonable. */
+/* Whether slabs of size i with n slots are a better choice than the best so far, a smaller size. Of equals the larger
+ * keeps tables small, as long as handing one to KV does not cost a large share of the slots. */
+static bool better(const engine_plan_input *in, int i, int best, uint64_t n, uint64_t most, uint64_t bytes) {
+    if (best < 0)
+        return true;
+    if (in->layers == 0)
+        return engine_slab_size(i) <= DENSE_SLAB;
+    return n > most || (n == most && engine_slab_size(i) <= bytes / KV_STEPS);
+}
+
+/* The slab size that gives the most slots in `bytes`; -1: nothing fits. */
 static int choose_slab(const engine_plan_input *in, uint64_t bytes, uint64_t *slots) {
     int best = -1;
     *slots = 0;
@@ -96,8 +106,7 @@ static int choose_slab(const engine_plan_input *in, uint64_t bytes, uint64_t *sl
             if (!possible(in, i) || (pass == 0 && !few_slabs(i, bytes)))
                 continue;
             uint64_t n = slots_in(in, i, bytes);
-            bool better = in->layers ? n >= *slots : best < 0 || engine_slab_size(i) <= DENSE_SLAB;
-            if (n == 0 || !better)
+            if (n == 0 || !better(in, i, best, n, *slots, bytes))
                 continue;
             best = i;
             *slots = n;

@@ -44,11 +44,14 @@ int32_t fake_greedy(const int32_t *tokens, int n) {
     return best;
 }
 
-static uint64_t *kv_place(fake *f, const sl_step_seq *seq, int32_t position, int plane, int head) {
+static uint8_t *kv_block(fake *f, const sl_step_seq *seq, int32_t position) {
+    assert_in_range(position / SL_KV_PAGE_TOKENS, 0, seq->page_count - 1);
+    return engine_kv_block(f->e.kv, seq->pages[position / SL_KV_PAGE_TOKENS]);
+}
+
+static uint64_t *kv_place(fake *f, uint8_t *block, int32_t position, int plane, int head) {
     const sl_kv_layout *l = engine_kv_layout(f->e.kv);
-    int32_t page = position / SL_KV_PAGE_TOKENS, at = position % SL_KV_PAGE_TOKENS;
-    assert_in_range(page, 0, seq->page_count - 1);
-    uint8_t *block = engine_kv_block(f->e.kv, seq->pages[page]);
+    int32_t at = position % SL_KV_PAGE_TOKENS;
     return (uint64_t *)(void *)(block + (uint64_t)plane * l->plane_bytes +
                                 (uint64_t)(head * SL_KV_PAGE_TOKENS + at) * l->head_bytes);
 }
@@ -60,21 +63,24 @@ static uint64_t kv_value(int32_t token, int32_t position, int plane, int head) {
 
 static void write_row(fake *f, const sl_step *s, int32_t row) {
     const sl_kv_layout *l = engine_kv_layout(f->e.kv);
+    uint8_t *block = kv_block(f, &s->seqs[s->seq[row]], s->position[row]);
     for (int plane = 0; plane < l->layers * 2; plane++)
         for (int head = 0; head < l->kv_heads; head++)
-            *kv_place(f, &s->seqs[s->seq[row]], s->position[row], plane, head) =
-                kv_value(s->token[row], s->position[row], plane, head);
+            *kv_place(f, block, s->position[row], plane, head) = kv_value(s->token[row], s->position[row], plane, head);
 }
 
 /* The hash over everything before and at a position, as the pages have it. */
 static bool read_history(fake *f, const sl_step_seq *seq, int32_t position, uint64_t *hash) {
     const sl_kv_layout *l = engine_kv_layout(f->e.kv);
+    uint8_t *block = NULL;
     *hash = 0;
     for (int32_t p = 0; p <= position; p++) {
-        int32_t token = (int32_t)(*kv_place(f, seq, p, 0, 0) & 0xffff);
+        if (p % SL_KV_PAGE_TOKENS == 0)
+            block = kv_block(f, seq, p);
+        int32_t token = (int32_t)(*kv_place(f, block, p, 0, 0) & 0xffff);
         for (int plane = 0; plane < l->layers * 2; plane++)
             for (int head = 0; head < l->kv_heads; head++)
-                if (*kv_place(f, seq, p, plane, head) != kv_value(token, p, plane, head))
+                if (*kv_place(f, block, p, plane, head) != kv_value(token, p, plane, head))
                     return false;
         *hash = chain(*hash, token);
     }

@@ -4,7 +4,10 @@
 #include "cpu/cpu_math.h"
 
 #include <string.h>
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
 
@@ -215,18 +218,33 @@ static const cpu_kernels exact = {"exact", quantize_exact, matmul_exact, gate_up
 
 KERNELS(scalar);
 #if defined(__x86_64__)
+KERNELS(avx2);
 KERNELS(avx512);
-#endif
 
-#if defined(__x86_64__)
+/* clang 14 does not know the name "f16c". */
+static bool have_f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
 static bool have_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && have_f16c();
 }
 
 static bool have_avx512(void) {
     return have_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
+}
+#elif defined(__aarch64__)
+KERNELS(neon);
+
+static bool have_dot_products(void) {
+#if defined(__linux__)
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#else
+    return true; /* every Mac has them */
+#endif
 }
 #endif
 
@@ -235,8 +253,13 @@ const cpu_kernels *cpu_kernels_get(cpu_isa isa) {
     case CPU_SCALAR:
         return &kernels_scalar;
 #if defined(__x86_64__)
+    case CPU_AVX2:
+        return have_avx2() ? &kernels_avx2 : NULL;
     case CPU_AVX512:
         return have_avx512() ? &kernels_avx512 : NULL;
+#elif defined(__aarch64__)
+    case CPU_NEON:
+        return have_dot_products() ? &kernels_neon : NULL;
 #endif
     default:
         return NULL;

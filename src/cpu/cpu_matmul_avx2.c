@@ -1,0 +1,321 @@
+/* AVX2 with FMA and F16C: activations to int8, and the product of a matrix with one row of activations.
+ *
+ * A row is walked in quads (cpu_quad.h): 32 codes are one vector of unsigned bytes, whose products with 32 activations
+ * are summed in pairs to 16 bits, then to eight 32-bit sums, and those of four blocks to one vector of four. Pairs
+ * cannot saturate: codes of up to six bits give at most 2 * 63 * 127; codes of eight are taken as signed, their
+ * magnitudes of at most 128 against activations that bear their signs: 2 * 128 * 127 < 2^15. */
+#include "cpu/cpu_float_impl.h"
+#include "cpu/cpu_quad.h"
+
+#include <immintrin.h>
+
+CPU_INLINE __m256i load256(const void *p) {
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+CPU_INLINE __m128i load128(const void *p) {
+    return _mm_loadu_si128((const __m128i *)p);
+}
+
+/* ---- activations ------------------------------------------------------------------------------------------------ */
+
+CPU_INLINE uint32_t block_amax(const float *x) {
+    __m256i m = _mm256_setzero_si256();
+    for (int i = 0; i < 32; i += 8) {
+        m = _mm256_max_epu32(m, _mm256_and_si256(load256(x + i), _mm256_set1_epi32(0x7fffffff)));
+    }
+    __m128i v = _mm_max_epu32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+    v = _mm_max_epu32(v, _mm_shuffle_epi32(v, 0x4e));
+    v = _mm_max_epu32(v, _mm_shuffle_epi32(v, 0xb1));
+    return (uint32_t)_mm_cvtsi128_si32(v);
+}
+
+CPU_INLINE __m256i round_eight(const float *x, __m256 inverse) {
+    return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), inverse));
+}
+
+/* 32 values to int8, in order. */
+CPU_INLINE __m256i round_block(const float *x, float scale) {
+    __m256 inverse = _mm256_set1_ps(scale);
+    __m256i lo = _mm256_packs_epi32(round_eight(x, inverse), round_eight(x + 8, inverse));
+    __m256i hi = _mm256_packs_epi32(round_eight(x + 16, inverse), round_eight(x + 24, inverse));
+    __m256i v = _mm256_packs_epi16(lo, hi); /* four at a time: 0, 2, 4, 6 in the low half, then the odd */
+    return _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+CPU_INLINE int32_t sum_of_four(__m128i v) {
+    v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
+    v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0xb1));
+    return _mm_cvtsi128_si32(v);
+}
+
+/* One block of 32 values to its place. */
+CPU_INLINE void quantize_block(const float *x, const cpu_act *out, int64_t at) {
+    uint32_t amax = block_amax(x);
+    float d = 0;
+    __m256i q = _mm256_setzero_si256();
+    if (amax >= CPU_BITS_INFINITE) {
+        d = quant_float_of(0x7fc00000);
+    } else if (amax >= CPU_BITS_LEAST) {
+        d = quant_float_of(amax) / 127.0f;
+        q = round_block(x, 127.0f / quant_float_of(amax));
+    }
+    const __m256i split =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+    __m256i eo = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(q, split), 0xd8);
+    _mm256_store_si256((__m256i *)(out->q + 32 * at), q);
+    _mm256_store_si256((__m256i *)(out->even_odd + 32 * at), eo);
+    __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), q), _mm256_set1_epi16(1));
+    int32_t half0 = sum_of_four(_mm256_castsi256_si128(sums)), half1 = sum_of_four(_mm256_extracti128_si256(sums, 1));
+    int32_t sum = half0 + half1;
+    ((float *)out->d)[at] = d;
+    ((float *)out->xs)[at] = d * (float)sum;
+    ((int32_t *)out->neg8)[at] = -8 * sum;
+    ((int32_t *)out->neg16)[at] = -16 * sum;
+    ((int32_t *)out->neg128)[at] = -128 * sum;
+    ((int32_t *)out->neg32)[2 * at] = -32 * half0;
+    ((int32_t *)out->neg32)[2 * at + 1] = -32 * half1;
+}
+
+static void quantize_row(const float *x, int64_t cols, void *q) {
+    cpu_act out = cpu_act_row(q, cols, 0);
+    int64_t b = 0;
+    for (; 32 * b + 32 <= cols; b++) {
+        quantize_block(x + 32 * b, &out, b);
+    }
+    for (; b < cpu_act_blocks(cols); b++) {
+        float rest[32] = {0};
+        if (32 * b < cols) {
+            memcpy(rest, x + 32 * b, (size_t)(cols - 32 * b) * sizeof *x);
+        }
+        quantize_block(rest, &out, b);
+    }
+}
+
+/* ---- codes ------------------------------------------------------------------------------------------------------ */
+
+/* 16 packed bytes: low nibbles in the low half. */
+CPU_INLINE __m256i nibbles(const uint8_t *p) {
+    __m128i v = load128(p);
+    return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(v, 4), v), _mm256_set1_epi8(15));
+}
+
+CPU_INLINE __m256i sixteen_where(__m256i bits, __m256i select) {
+    return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(bits, select), select), _mm256_set1_epi8(16));
+}
+
+/* Bit i of the word at p is bit 4 of code i. */
+CPU_INLINE __m256i high_word(const uint8_t *p) {
+    const __m256i pick = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32((int)quant_u32(p)), pick);
+    return sixteen_where(bytes, _mm256_set1_epi64x((int64_t)0x8040201008040201));
+}
+
+CPU_INLINE __m256i codes_k(sl_format_id f, const uint8_t *p, int run) {
+    __m256i v = load256(p + (f == SL_Q5_K ? 48 : 16) + 32 * (run / 2));
+    v = _mm256_and_si256(_mm256_srli_epi16(v, 4 * (run & 1)), _mm256_set1_epi8(15));
+    return f == SL_Q4_K ? v : _mm256_or_si256(v, sixteen_where(load256(p + 16), _mm256_set1_epi8((char)(1 << run))));
+}
+
+CPU_INLINE __m256i codes_q6_k(const uint8_t *p, int run) {
+    __m256i low = _mm256_srli_epi16(load256(quad_q6_low(p, run)), 4 * (run >> 1 & 1)),
+            high = load256(quad_q6_high(p, run));
+    high = (run & 3) == 3   ? _mm256_srli_epi16(high, 2)
+           : (run & 3) == 2 ? high
+                            : _mm256_slli_epi16(high, 4 - 2 * (run & 3));
+    return _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(15)), _mm256_and_si256(high, _mm256_set1_epi8(0x30)));
+}
+
+/* The 32 codes of block j: unsigned; signed for Q8_0, and less 128 for AFFINE8; even columns first for AFFINE4. */
+CPU_INLINE __m256i load_codes(sl_format_id f, const quad *q, int j) {
+    const uint8_t *p = q->p[j];
+    switch (f) {
+    case SL_Q4_0:
+        return nibbles(p + 2);
+    case SL_Q4_1:
+        return nibbles(p + 4);
+    case SL_Q5_0:
+        return _mm256_or_si256(nibbles(p + 6), high_word(p + 2));
+    case SL_Q5_1:
+        return _mm256_or_si256(nibbles(p + 8), high_word(p + 4));
+    case SL_Q8_0:
+        return load256(p + 2);
+    case SL_Q4_K:
+    case SL_Q5_K:
+        return codes_k(f, p, 4 * q->half + j);
+    case SL_Q6_K:
+        return codes_q6_k(p, 4 * q->half + j);
+    case SL_AFFINE4:
+        return nibbles(p);
+    default:
+        return _mm256_xor_si256(load256(p), _mm256_set1_epi8((char)0x80));
+    }
+}
+
+/* ---- integers --------------------------------------------------------------------------------------------------- */
+
+/* Sums of pairs of products, 16 bits. */
+CPU_INLINE __m256i pair_sums(sl_format_id f, __m256i codes, __m256i x) {
+    if (f == SL_Q8_0 || f == SL_AFFINE8) {
+        return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
+    }
+    return _mm256_maddubs_epi16(codes, x);
+}
+
+/* Q6_K: the two sub-scales of block j over the halves, of the quad's eight in both halves of `sub`. */
+CPU_INLINE __m256i sub_scales(__m256i sub, int j) {
+    __m256i lo = _mm256_set1_epi16((short)((4 * j + 1) << 8 | 4 * j)), two = _mm256_set1_epi16(0x0202);
+    return _mm256_shuffle_epi8(sub, _mm256_add_epi8(lo, _mm256_inserti128_si256(two, _mm_setzero_si128(), 0)));
+}
+
+/* I_b of the four blocks from b on. */
+CPU_INLINE __m128i quad_integers(sl_format_id f, const quad *q, const cpu_act *a, int64_t b) {
+    const int8_t *x = (f == SL_AFFINE4 ? a->even_odd : a->q) + 32 * b;
+    __m256i sub = _mm256_setzero_si256(), v[4];
+    if (f == SL_Q6_K) {
+        sub = _mm256_broadcastsi128_si256(
+            _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(q->p[0] + 192 + 8 * q->half))));
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        __m256i pairs = pair_sums(f, load_codes(f, q, j), load256(x + 32 * j));
+        v[j] = _mm256_madd_epi16(pairs, f == SL_Q6_K ? sub_scales(sub, j) : _mm256_set1_epi16(1));
+    }
+    __m256i h = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    if (quad_offsets(f, a)) {
+        return _mm_add_epi32(sum, load128(quad_offsets(f, a) + b));
+    }
+    if (f == SL_AFFINE8) {
+        return _mm_sub_epi32(sum, load128(a->neg128 + b));
+    }
+    if (f == SL_Q6_K) {
+        __m256i eight = _mm256_cvtepi16_epi32(_mm256_castsi256_si128(sub));
+        __m256i off = _mm256_mullo_epi32(eight, load256(a->neg32 + 2 * b));
+        return _mm_add_epi32(sum, _mm_hadd_epi32(_mm256_castsi256_si128(off), _mm256_extracti128_si256(off, 1)));
+    }
+    return sum;
+}
+
+/* ---- scales ----------------------------------------------------------------------------------------------------- */
+
+typedef struct scales {
+    __m128 s, m;
+} scales;
+
+CPU_INLINE __m128 halves(uint64_t words) {
+    return _mm_cvtph_ps(_mm_cvtsi64_si128((int64_t)words));
+}
+
+CPU_INLINE __m128 scaled_bytes(const uint8_t *half, uint32_t bytes) {
+    __m128i v = _mm_cvtepu8_epi32(_mm_cvtsi32_si128((int)bytes));
+    return _mm_mul_ps(_mm_set1_ps(_cvtsh_ss(quant_u16(half))), _mm_cvtepi32_ps(v));
+}
+
+CPU_INLINE __m128 side_four(const sl_matrix *w, const quad *q, int part, int64_t row) {
+    const uint8_t *p = w->part[part] + (uint64_t)row * w->row_bytes[part];
+    float out[4];
+    switch (w->side) {
+    case SL_F16:
+        return halves(quad_group_words(q, p));
+    case SL_BF16:
+        return _mm_castsi128_ps(
+            _mm_unpacklo_epi16(_mm_setzero_si128(), _mm_cvtsi64_si128((int64_t)quad_group_words(q, p))));
+    default:
+        quad_group_floats(q, p, out);
+        return _mm_loadu_ps(out);
+    }
+}
+
+CPU_INLINE scales load_scales(sl_format_id f, const sl_matrix *w, const quad *q, int64_t row) {
+    switch (f) {
+    case SL_Q4_0:
+    case SL_Q5_0:
+    case SL_Q8_0:
+        return (scales){.s = halves(quad_words(q, 0))};
+    case SL_Q4_1:
+    case SL_Q5_1:
+        return (scales){halves(quad_words(q, 0)), halves(quad_words(q, 2))};
+    case SL_Q6_K:
+        return (scales){.s = _mm_set1_ps(_cvtsh_ss(quant_u16(q->p[0] + 208)))};
+    case SL_Q4_K:
+    case SL_Q5_K: {
+        quad_k k = quad_k_scales(q);
+        return (scales){scaled_bytes(q->p[0], k.scale),
+                        _mm_xor_ps(scaled_bytes(q->p[0] + 2, k.min), _mm_set1_ps(-0.0f))};
+    }
+    default:
+        return (scales){side_four(w, q, 1, row), side_four(w, q, 2, row)};
+    }
+}
+
+/* ---- the product ------------------------------------------------------------------------------------------------ */
+
+CPU_INLINE __m128 add_quad(sl_format_id f, const sl_matrix *w, const quad *q, int64_t row, const cpu_act *a, int64_t b,
+                           __m128 sum) {
+    scales s = load_scales(f, w, q, row);
+    __m128 i = _mm_cvtepi32_ps(quad_integers(f, q, a, b));
+    sum = _mm_fmadd_ps(_mm_mul_ps(s.s, _mm_load_ps(a->d + b)), i, sum);
+    return cpu_has_bias(f) ? _mm_fmadd_ps(s.m, _mm_load_ps(a->xs + b), sum) : sum;
+}
+
+CPU_INLINE float dot_row(sl_format_id f, const sl_matrix *w, int64_t row, const cpu_act *a) {
+    const uint8_t *p = w->part[0] + (uint64_t)row * w->row_bytes[0];
+    const int64_t blocks = w->cols / 32, turn = 4 * quad_per_turn(f);
+    __m128 sum = _mm_setzero_ps();
+    int64_t b = 0;
+    for (; b + turn <= blocks; b += turn) {
+        quad_prefetch(f, p, b);
+#pragma GCC unroll 2
+        for (int h = 0; h < quad_per_turn(f); h++) {
+            quad q = quad_at(f, w, p, b + 4 * h, h, b + turn);
+            sum = add_quad(f, w, &q, row, a, b + 4 * h, sum);
+        }
+    }
+    if (!quad_is_half(f) && b < blocks) { /* partial sums of blocks that do not exist stay as they are */
+        quad q = quad_at(f, w, p, b, 0, blocks - 1);
+        __m128i there = _mm_cmplt_epi32(_mm_setr_epi32(0, 1, 2, 3), _mm_set1_epi32((int)(blocks - b)));
+        sum = _mm_blendv_ps(sum, add_quad(f, w, &q, row, a, b, sum), _mm_castsi128_ps(there));
+    }
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
+
+typedef void matvec_fn(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, float *y);
+
+#define MATVEC(name, f)                                                                                                \
+    static void matvec_##name(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, float *y) {            \
+        for (int64_t r = row0; r < row1; r++) {                                                                        \
+            y[r - row0] = dot_row(f, w, r, a);                                                                         \
+        }                                                                                                              \
+    }
+MATVEC(q4_0, SL_Q4_0)
+MATVEC(q4_1, SL_Q4_1)
+MATVEC(q5_0, SL_Q5_0)
+MATVEC(q5_1, SL_Q5_1)
+MATVEC(q8_0, SL_Q8_0)
+MATVEC(q4_k, SL_Q4_K)
+MATVEC(q5_k, SL_Q5_K)
+MATVEC(q6_k, SL_Q6_K)
+MATVEC(affine4, SL_AFFINE4)
+MATVEC(affine8, SL_AFFINE8)
+
+static matvec_fn *const matvecs[SL_FORMAT_COUNT] = {
+    [SL_Q4_0] = matvec_q4_0,       [SL_Q4_1] = matvec_q4_1,       [SL_Q5_0] = matvec_q5_0, [SL_Q5_1] = matvec_q5_1,
+    [SL_Q8_0] = matvec_q8_0,       [SL_Q4_K] = matvec_q4_k,       [SL_Q5_K] = matvec_q5_k, [SL_Q6_K] = matvec_q6_k,
+    [SL_AFFINE4] = matvec_affine4, [SL_AFFINE8] = matvec_affine8,
+};
+
+static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,
+                   void *scratch) {
+    cpu_act a = cpu_rows_act(in, i);
+    matvecs[w->format](w, row0, row1, &a, y);
+}
+
+const cpu_matmul_isa cpu_matmul_avx2 = {
+    .name = "avx2",
+    .quantize_row = quantize_row,
+    .matvec = matvec,
+    .matmul_float = cpu_matmul_float,
+    .silu_mul = v16_silu_mul,
+};

@@ -1,0 +1,118 @@
+/* cpu_quad: how matvecs of one row at a time walk a quantised row: in quads of four blocks, whose four integer sums,
+ * scales and partial sums are the lanes of one 128-bit vector. Private to cpu_matmul_avx2.c and cpu_matmul_neon.c. The
+ * format is a compile-time constant in every call, so that the switches vanish. */
+#ifndef SL_CPU_QUAD_H
+#define SL_CPU_QUAD_H
+
+#include "cpu/cpu_matmul.h"
+#include "quant/quant_bits.h"
+
+/* Blocks of 256 weights are two quads, which share a header. */
+CPU_INLINE bool quad_is_half(sl_format_id f) {
+    return f == SL_Q4_K || f == SL_Q5_K || f == SL_Q6_K;
+}
+
+/* Quads whose codes one loop turn reads. */
+CPU_INLINE int quad_per_turn(sl_format_id f) {
+    return quad_is_half(f) ? 2 : 1;
+}
+
+/* Bytes of a block: of 256 weights for Q4_K, Q5_K, Q6_K; else of 32. */
+CPU_INLINE int64_t quad_block_bytes(sl_format_id f) {
+    switch (f) {
+    case SL_Q4_0:
+        return 18;
+    case SL_Q4_1:
+        return 20;
+    case SL_Q5_0:
+        return 22;
+    case SL_Q5_1:
+        return 24;
+    case SL_Q8_0:
+        return 34;
+    case SL_Q4_K:
+        return 144;
+    case SL_Q5_K:
+        return 176;
+    case SL_Q6_K:
+        return 210;
+    case SL_AFFINE4:
+        return 16;
+    default:
+        return 32;
+    }
+}
+
+/* Blocks b .. b + 3 of a row; those behind the row's last are read as the last. */
+typedef struct quad {
+    const uint8_t *p[4]; /* of each block's bytes; of halves, all four the 256-weight block */
+    int half;            /* 0, 1: which half of it */
+    int64_t group[4];    /* affine */
+} quad;
+
+CPU_INLINE quad quad_at(sl_format_id f, const sl_matrix *w, const uint8_t *row, int64_t b, int half, int64_t last) {
+    quad q = {.half = half};
+    for (int j = 0; j < 4; j++) {
+        int64_t at = sl_min_i64(b + j, last);
+        q.p[j] = row + (quad_is_half(f) ? b / 8 : at) * quad_block_bytes(f);
+        q.group[j] = cpu_is_affine(f) ? at >> __builtin_ctz((unsigned)w->group / 32) : 0;
+    }
+    return q;
+}
+
+/* The half words `at` bytes into each block. */
+CPU_INLINE uint64_t quad_words(const quad *q, int64_t at) {
+    return (uint64_t)quant_u16(q->p[0] + at) | (uint64_t)quant_u16(q->p[1] + at) << 16 |
+           (uint64_t)quant_u16(q->p[2] + at) << 32 | (uint64_t)quant_u16(q->p[3] + at) << 48;
+}
+
+/* The same of an array with an element per group. */
+CPU_INLINE uint64_t quad_group_words(const quad *q, const uint8_t *p) {
+    return (uint64_t)quant_u16(p + 2 * q->group[0]) | (uint64_t)quant_u16(p + 2 * q->group[1]) << 16 |
+           (uint64_t)quant_u16(p + 2 * q->group[2]) << 32 | (uint64_t)quant_u16(p + 2 * q->group[3]) << 48;
+}
+
+CPU_INLINE void quad_group_floats(const quad *q, const uint8_t *p, float out[4]) {
+    for (int j = 0; j < 4; j++) {
+        out[j] = quant_f32(p + 4 * q->group[j]);
+    }
+}
+
+/* Q4_K, Q5_K: the quad's four 6-bit scales and minima, a byte each. Layout: quant_k_scale_min. */
+typedef struct quad_k {
+    uint32_t scale, min;
+} quad_k;
+
+CPU_INLINE quad_k quad_k_scales(const quad *q) {
+    const uint32_t low6 = 0x3f3f3f3f, low4 = 0x0f0f0f0f, bits45 = 0x30303030;
+    uint32_t w0 = quant_u32(q->p[0] + 4), w1 = quant_u32(q->p[0] + 8), w2 = quant_u32(q->p[0] + 12);
+    if (!q->half) {
+        return (quad_k){w0 & low6, w1 & low6};
+    }
+    return (quad_k){(w2 & low4) | (w0 >> 2 & bits45), (w2 >> 4 & low4) | (w1 >> 2 & bits45)};
+}
+
+/* Where the 32 low bytes of run `run` of a Q6_K block begin, and how far its bits are shifted there. */
+CPU_INLINE const uint8_t *quad_q6_low(const uint8_t *p, int run) {
+    return p + 64 * (run / 4) + 32 * (run & 1);
+}
+CPU_INLINE const uint8_t *quad_q6_high(const uint8_t *p, int run) {
+    return p + 128 + 32 * (run / 4);
+}
+
+/* The constant offset of a format's codes, times the sums of activations; NULL: none, or inside the integers. */
+CPU_INLINE const int32_t *quad_offsets(sl_format_id f, const cpu_act *a) {
+    return f == SL_Q4_0 ? a->neg8 : f == SL_Q5_0 ? a->neg16 : NULL;
+}
+
+/* Rows are short and the hardware's own streams stop at their ends, so memory is asked for ahead. */
+enum { QUAD_PREFETCH_AHEAD = 8192 };
+
+CPU_INLINE void quad_prefetch(sl_format_id f, const uint8_t *row, int64_t b) {
+    const uint8_t *p = row + (quad_is_half(f) ? b / 8 : b) * quad_block_bytes(f);
+    for (int64_t i = 0; i < quad_block_bytes(f) * (quad_is_half(f) ? 1 : 4); i += 64) {
+        __builtin_prefetch(p + QUAD_PREFETCH_AHEAD + i);
+    }
+}
+
+#endif

@@ -29,6 +29,16 @@ V_INLINE v16 v16_fma(v16 a, v16 b, v16 c) {
     z[1] = _mm256_fmadd_ps(x[1], y[1], z[1]);
     memcpy(&c, z, sizeof z);
     return c;
+#elif defined(__ARM_NEON)
+    float32x4_t x[4], y[4], z[4];
+    memcpy(x, &a, sizeof x);
+    memcpy(y, &b, sizeof y);
+    memcpy(z, &c, sizeof z);
+    for (int i = 0; i < 4; i++) {
+        z[i] = vfmaq_f32(z[i], x[i], y[i]);
+    }
+    memcpy(&c, z, sizeof z);
+    return c;
 #else
     for (int i = 0; i < 16; i++) {
         c[i] = fmaf(a[i], b[i], c[i]);

@@ -1,0 +1,306 @@
+/* NEON with dot products: activations to int8, and the product of a matrix with one row of activations.
+ *
+ * A row is walked in quads (cpu_quad.h): 32 codes are two vectors of signed bytes, each multiplied with 16 activations
+ * by one dot instruction; the four sums of four blocks are added pairwise to one vector of four. */
+#include "cpu/cpu_float_impl.h"
+#include "cpu/cpu_quad.h"
+
+#include <arm_neon.h>
+
+/* ---- activations ------------------------------------------------------------------------------------------------ */
+
+CPU_INLINE uint32_t block_amax(const float *x) {
+    uint32x4_t m = vdupq_n_u32(0);
+    for (int i = 0; i < 32; i += 4) {
+        m = vmaxq_u32(m, vandq_u32(vreinterpretq_u32_f32(vld1q_f32(x + i)), vdupq_n_u32(0x7fffffff)));
+    }
+    return vmaxvq_u32(m);
+}
+
+/* 16 values to int8, nearest, ties to even. */
+CPU_INLINE int8x16_t round_sixteen(const float *x, float scale) {
+    int16x4_t v[4];
+    for (int i = 0; i < 4; i++) {
+        v[i] = vmovn_s32(vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + 4 * i), scale)));
+    }
+    return vcombine_s8(vmovn_s16(vcombine_s16(v[0], v[1])), vmovn_s16(vcombine_s16(v[2], v[3])));
+}
+
+/* One block of 32 values to its place. */
+CPU_INLINE void quantize_block(const float *x, const cpu_act *out, int64_t at) {
+    uint32_t amax = block_amax(x);
+    float d = 0;
+    int8x16_t lo = vdupq_n_s8(0), hi = lo;
+    if (amax >= CPU_BITS_INFINITE) {
+        d = quant_float_of(0x7fc00000);
+    } else if (amax >= CPU_BITS_LEAST) {
+        float inverse = 127.0f / quant_float_of(amax);
+        d = quant_float_of(amax) / 127.0f;
+        lo = round_sixteen(x, inverse);
+        hi = round_sixteen(x + 16, inverse);
+    }
+    vst1q_s8((int8_t *)out->q + 32 * at, lo);
+    vst1q_s8((int8_t *)out->q + 32 * at + 16, hi);
+    vst1q_s8((int8_t *)out->even_odd + 32 * at, vuzp1q_s8(lo, hi));
+    vst1q_s8((int8_t *)out->even_odd + 32 * at + 16, vuzp2q_s8(lo, hi));
+    int32_t half0 = vaddlvq_s8(lo), half1 = vaddlvq_s8(hi), sum = half0 + half1;
+    ((float *)out->d)[at] = d;
+    ((float *)out->xs)[at] = d * (float)sum;
+    ((int32_t *)out->neg8)[at] = -8 * sum;
+    ((int32_t *)out->neg16)[at] = -16 * sum;
+    ((int32_t *)out->neg128)[at] = -128 * sum;
+    ((int32_t *)out->neg32)[2 * at] = -32 * half0;
+    ((int32_t *)out->neg32)[2 * at + 1] = -32 * half1;
+}
+
+static void quantize_row(const float *x, int64_t cols, void *q) {
+    cpu_act out = cpu_act_row(q, cols, 0);
+    int64_t b = 0;
+    for (; 32 * b + 32 <= cols; b++) {
+        quantize_block(x + 32 * b, &out, b);
+    }
+    for (; b < cpu_act_blocks(cols); b++) {
+        float rest[32] = {0};
+        if (32 * b < cols) {
+            memcpy(rest, x + 32 * b, (size_t)(cols - 32 * b) * sizeof *x);
+        }
+        quantize_block(rest, &out, b);
+    }
+}
+
+/* ---- codes ------------------------------------------------------------------------------------------------------ */
+
+typedef struct codes {
+    uint8x16_t lo, hi; /* columns 0..15, 16..31 (AFFINE4: even, odd) */
+} codes;
+
+CPU_INLINE codes load_pair(const uint8_t *p) {
+    return (codes){vld1q_u8(p), vld1q_u8(p + 16)};
+}
+
+CPU_INLINE codes nibbles(const uint8_t *p) {
+    uint8x16_t v = vld1q_u8(p);
+    return (codes){vandq_u8(v, vdupq_n_u8(15)), vshrq_n_u8(v, 4)};
+}
+
+CPU_INLINE codes either(codes a, codes b) {
+    return (codes){vorrq_u8(a.lo, b.lo), vorrq_u8(a.hi, b.hi)};
+}
+
+CPU_INLINE codes xor_each(codes c, uint8_t bits) {
+    return (codes){veorq_u8(c.lo, vdupq_n_u8(bits)), veorq_u8(c.hi, vdupq_n_u8(bits))};
+}
+
+/* Each byte shifted left by n, right where n < 0; then masked. */
+CPU_INLINE codes shift_mask(codes c, int n, uint8_t mask) {
+    int8x16_t by = vdupq_n_s8((int8_t)n);
+    return (codes){vandq_u8(vshlq_u8(c.lo, by), vdupq_n_u8(mask)), vandq_u8(vshlq_u8(c.hi, by), vdupq_n_u8(mask))};
+}
+
+/* 16 where one of the 16 bits at p is set. */
+CPU_INLINE uint8x16_t high_sixteen(const uint8_t *p) {
+    const uint8x8_t bit = vcreate_u8(0x8040201008040201);
+    uint8x16_t bytes = vcombine_u8(vdup_n_u8(p[0]), vdup_n_u8(p[1]));
+    return vandq_u8(vtstq_u8(bytes, vcombine_u8(bit, bit)), vdupq_n_u8(16));
+}
+
+/* Bit i of the word at p is bit 4 of code i. */
+CPU_INLINE codes high_word(const uint8_t *p) {
+    return (codes){high_sixteen(p), high_sixteen(p + 2)};
+}
+
+CPU_INLINE codes codes_k(sl_format_id f, const uint8_t *p, int run) {
+    codes low = load_pair(p + (f == SL_Q5_K ? 48 : 16) + 32 * (run / 2));
+    codes c = shift_mask(low, -4 * (run & 1), 15);
+    return f == SL_Q4_K ? c : either(c, shift_mask(load_pair(p + 16), 4 - run, 16));
+}
+
+/* Less 32. */
+CPU_INLINE codes codes_q6_k(const uint8_t *p, int run) {
+    codes c = shift_mask(load_pair(quad_q6_low(p, run)), -4 * (run >> 1 & 1), 15);
+    c = either(c, shift_mask(load_pair(quad_q6_high(p, run)), 4 - 2 * (run & 3), 0x30));
+    return (codes){vsubq_u8(c.lo, vdupq_n_u8(32)), vsubq_u8(c.hi, vdupq_n_u8(32))};
+}
+
+/* The 32 codes of block j, to be read as signed: less 32 for Q6_K, less 128 for AFFINE8. */
+CPU_INLINE codes load_codes(sl_format_id f, const quad *q, int j) {
+    const uint8_t *p = q->p[j];
+    switch (f) {
+    case SL_Q4_0:
+        return nibbles(p + 2);
+    case SL_Q4_1:
+        return nibbles(p + 4);
+    case SL_Q5_0:
+        return either(nibbles(p + 6), high_word(p + 2));
+    case SL_Q5_1:
+        return either(nibbles(p + 8), high_word(p + 4));
+    case SL_Q8_0:
+        return load_pair(p + 2);
+    case SL_Q4_K:
+    case SL_Q5_K:
+        return codes_k(f, p, 4 * q->half + j);
+    case SL_Q6_K:
+        return codes_q6_k(p, 4 * q->half + j);
+    case SL_AFFINE4:
+        return nibbles(p);
+    default:
+        return xor_each(load_pair(p), 0x80);
+    }
+}
+
+/* ---- integers --------------------------------------------------------------------------------------------------- */
+
+/* Four integers whose sum is I_b of block j, but for constant offsets. */
+CPU_INLINE int32x4_t block_sums(sl_format_id f, const quad *q, int j, const int8_t *x) {
+    const int32x4_t zero = vdupq_n_s32(0);
+    codes c = load_codes(f, q, j);
+    int8x16_t lo = vreinterpretq_s8_u8(c.lo), hi = vreinterpretq_s8_u8(c.hi);
+    if (f != SL_Q6_K) {
+        return vdotq_s32(vdotq_s32(zero, lo, vld1q_s8(x)), hi, vld1q_s8(x + 16));
+    }
+    const int8_t *sub = (const int8_t *)q->p[j] + 192 + 8 * q->half + 2 * j;
+    int32x4_t v = vmulq_n_s32(vdotq_s32(zero, lo, vld1q_s8(x)), sub[0]);
+    return vmlaq_n_s32(v, vdotq_s32(zero, hi, vld1q_s8(x + 16)), sub[1]);
+}
+
+/* I_b of the four blocks from b on. */
+CPU_INLINE int32x4_t quad_integers(sl_format_id f, const quad *q, const cpu_act *a, int64_t b) {
+    const int8_t *x = (f == SL_AFFINE4 ? a->even_odd : a->q) + 32 * b;
+    int32x4_t v[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        v[j] = block_sums(f, q, j, x + 32 * j);
+    }
+    int32x4_t sum = vpaddq_s32(vpaddq_s32(v[0], v[1]), vpaddq_s32(v[2], v[3]));
+    if (quad_offsets(f, a)) {
+        return vaddq_s32(sum, vld1q_s32(quad_offsets(f, a) + b));
+    }
+    return f == SL_AFFINE8 ? vsubq_s32(sum, vld1q_s32(a->neg128 + b)) : sum;
+}
+
+/* ---- scales ----------------------------------------------------------------------------------------------------- */
+
+typedef struct scales {
+    float32x4_t s, m;
+} scales;
+
+CPU_INLINE float32x4_t halves(uint64_t words) {
+    return vcvt_f32_f16(vreinterpret_f16_u64(vcreate_u64(words)));
+}
+
+CPU_INLINE float half_at(const uint8_t *p) {
+    return vgetq_lane_f32(halves(quant_u16(p)), 0);
+}
+
+CPU_INLINE float32x4_t scaled_bytes(float scale, uint32_t bytes) {
+    uint32x4_t v = vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(bytes))));
+    return vmulq_n_f32(vcvtq_f32_u32(v), scale);
+}
+
+CPU_INLINE float32x4_t side_four(const sl_matrix *w, const quad *q, int part, int64_t row) {
+    const uint8_t *p = w->part[part] + (uint64_t)row * w->row_bytes[part];
+    float out[4];
+    switch (w->side) {
+    case SL_F16:
+        return halves(quad_group_words(q, p));
+    case SL_BF16:
+        return vreinterpretq_f32_u32(vshll_n_u16(vcreate_u16(quad_group_words(q, p)), 16));
+    default:
+        quad_group_floats(q, p, out);
+        return vld1q_f32(out);
+    }
+}
+
+CPU_INLINE scales load_scales(sl_format_id f, const sl_matrix *w, const quad *q, int64_t row) {
+    const float32x4_t none = vdupq_n_f32(0);
+    switch (f) {
+    case SL_Q4_0:
+    case SL_Q5_0:
+    case SL_Q8_0:
+        return (scales){halves(quad_words(q, 0)), none};
+    case SL_Q4_1:
+    case SL_Q5_1:
+        return (scales){halves(quad_words(q, 0)), halves(quad_words(q, 2))};
+    case SL_Q6_K:
+        return (scales){vdupq_n_f32(half_at(q->p[0] + 208)), none};
+    case SL_Q4_K:
+    case SL_Q5_K: {
+        quad_k k = quad_k_scales(q);
+        return (scales){scaled_bytes(half_at(q->p[0]), k.scale), vnegq_f32(scaled_bytes(half_at(q->p[0] + 2), k.min))};
+    }
+    default:
+        return (scales){side_four(w, q, 1, row), side_four(w, q, 2, row)};
+    }
+}
+
+/* ---- the product ------------------------------------------------------------------------------------------------ */
+
+CPU_INLINE float32x4_t add_quad(sl_format_id f, const sl_matrix *w, const quad *q, int64_t row, const cpu_act *a,
+                                int64_t b, float32x4_t sum) {
+    scales s = load_scales(f, w, q, row);
+    float32x4_t i = vcvtq_f32_s32(quad_integers(f, q, a, b));
+    sum = vfmaq_f32(sum, vmulq_f32(s.s, vld1q_f32(a->d + b)), i);
+    return cpu_has_bias(f) ? vfmaq_f32(sum, s.m, vld1q_f32(a->xs + b)) : sum;
+}
+
+CPU_INLINE float dot_row(sl_format_id f, const sl_matrix *w, int64_t row, const cpu_act *a) {
+    static const uint32_t lane[4] = {0, 1, 2, 3};
+    const uint8_t *p = w->part[0] + (uint64_t)row * w->row_bytes[0];
+    const int64_t blocks = w->cols / 32, turn = 4 * quad_per_turn(f);
+    float32x4_t sum = vdupq_n_f32(0);
+    int64_t b = 0;
+    for (; b + turn <= blocks; b += turn) {
+        quad_prefetch(f, p, b);
+#pragma GCC unroll 2
+        for (int h = 0; h < quad_per_turn(f); h++) {
+            quad q = quad_at(f, w, p, b + 4 * h, h, b + turn);
+            sum = add_quad(f, w, &q, row, a, b + 4 * h, sum);
+        }
+    }
+    if (!quad_is_half(f) && b < blocks) { /* partial sums of blocks that do not exist stay as they are */
+        quad q = quad_at(f, w, p, b, 0, blocks - 1);
+        uint32x4_t there = vcltq_u32(vld1q_u32(lane), vdupq_n_u32((uint32_t)(blocks - b)));
+        sum = vbslq_f32(there, add_quad(f, w, &q, row, a, b, sum), sum);
+    }
+    float32x2_t v = vadd_f32(vget_low_f32(sum), vget_high_f32(sum));
+    return vget_lane_f32(v, 0) + vget_lane_f32(v, 1);
+}
+
+typedef void matvec_fn(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, float *y);
+
+#define MATVEC(name, f)                                                                                                \
+    static void matvec_##name(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, float *y) {            \
+        for (int64_t r = row0; r < row1; r++) {                                                                        \
+            y[r - row0] = dot_row(f, w, r, a);                                                                         \
+        }                                                                                                              \
+    }
+MATVEC(q4_0, SL_Q4_0)
+MATVEC(q4_1, SL_Q4_1)
+MATVEC(q5_0, SL_Q5_0)
+MATVEC(q5_1, SL_Q5_1)
+MATVEC(q8_0, SL_Q8_0)
+MATVEC(q4_k, SL_Q4_K)
+MATVEC(q5_k, SL_Q5_K)
+MATVEC(q6_k, SL_Q6_K)
+MATVEC(affine4, SL_AFFINE4)
+MATVEC(affine8, SL_AFFINE8)
+
+static matvec_fn *const matvecs[SL_FORMAT_COUNT] = {
+    [SL_Q4_0] = matvec_q4_0,       [SL_Q4_1] = matvec_q4_1,       [SL_Q5_0] = matvec_q5_0, [SL_Q5_1] = matvec_q5_1,
+    [SL_Q8_0] = matvec_q8_0,       [SL_Q4_K] = matvec_q4_k,       [SL_Q5_K] = matvec_q5_k, [SL_Q6_K] = matvec_q6_k,
+    [SL_AFFINE4] = matvec_affine4, [SL_AFFINE8] = matvec_affine8,
+};
+
+static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,
+                   void *scratch) {
+    cpu_act a = cpu_rows_act(in, i);
+    matvecs[w->format](w, row0, row1, &a, y);
+}
+
+const cpu_matmul_isa cpu_matmul_neon = {
+    .name = "neon",
+    .quantize_row = quantize_row,
+    .matvec = matvec,
+    .matmul_float = cpu_matmul_float,
+    .silu_mul = v16_silu_mul,
+};

@@ -16,8 +16,7 @@
 /* Above this many symbols the heap is faster than looking at all neighbours. */
 #define SHORT_PIECE 48
 
-/* ---- table of merges
- * -------------------------------------------------------------------------------------------------- */
+/* ---- table of merges -------------------------------------------------------------------------------------------- */
 
 static uint64_t pair_key(int32_t left, int32_t right) {
     return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
@@ -76,8 +75,7 @@ bool text_bpe_add_merge(text_bpe *b, int32_t left, int32_t right, uint32_t rank,
     return true;
 }
 
-/* ---- symbols
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- symbols ---------------------------------------------------------------------------------------------------- */
 
 /* A vocabulary entry that text can become: not a control token, not the "<0xXX>" of a byte. */
 static bool reachable(const text_bpe *b, int32_t id) {
@@ -181,8 +179,7 @@ static bool bytes_to_symbols(const text_bpe *b, text_scratch *s, const char *p, 
     return true;
 }
 
-/* ---- merging
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- merging ---------------------------------------------------------------------------------------------------- */
 
 /* next of a symbol holds the rank of its merge with the right neighbour, prev the id that gives: here both are free to
  * use. */
@@ -287,8 +284,7 @@ static bool merge_long(const text_bpe *b, text_scratch *s, size_t *count) {
     return true;
 }
 
-/* ---- a piece
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- a piece ---------------------------------------------------------------------------------------------------- */
 
 /* The vocabulary id of exactly these bytes; -1: none, or too long to be one. */
 static int32_t find_whole(const text_bpe *b, text_scratch *s, const char *p, size_t n) {
@@ -375,8 +371,7 @@ bool text_bpe_encode(const text_bpe *b, text_scratch *s, const char *p, size_t n
     return true;
 }
 
-/* ---- loading
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- loading ---------------------------------------------------------------------------------------------------- */
 
 typedef struct scored {
     float score;

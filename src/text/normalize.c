@@ -34,8 +34,7 @@ static bool append_char(sl_buf *out, int32_t cp) {
     return sl_buf_append(out, c, (size_t)sl_utf8_encode(cp, c));
 }
 
-/* ---- normal forms
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- normal forms ----------------------------------------------------------------------------------------------- */
 
 /* Blocks whose characters every normal form leaves alone, next to each other too. */
 static bool never_changes(int32_t cp, bool compatibility) {
@@ -168,8 +167,7 @@ static bool normal_form(text_edit_kind kind, const char *p, size_t n, sl_buf *ou
     return ok;
 }
 
-/* ---- other edits
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- other edits ------------------------------------------------------------------------------------------------ */
 
 static bool lowercase(const char *p, size_t n, sl_buf *out) {
     for (size_t i = 0; i < n;) {
@@ -283,8 +281,7 @@ static bool suffix_space(const text_edit *e, const char *p, size_t n, sl_buf *ou
     return sl_buf_append(out, p, n - e->from_size) && sl_buf_append(out, " ", 1);
 }
 
-/* ---- all
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- all -------------------------------------------------------------------------------------------------------- */
 
 /* Whether the edit certainly changes nothing. */
 static bool idle(const text_edit *e, const char *p, size_t n) {

@@ -21,8 +21,7 @@ void text_cuts_free(text_cuts *c) {
     *c = (text_cuts){0};
 }
 
-/* ---- splits
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- splits ----------------------------------------------------------------------------------------------------- */
 
 /* What a split does with a stream of parts that match and parts between them. `open`: the last part pushed may still
  * grow. */
@@ -112,8 +111,7 @@ static bool cut_fixed(const text_cut *cut, text_scratch *s, const char *text, te
     return true;
 }
 
-/* ---- steps that change the text
- * --------------------------------------------------------------------------------------------- */
+/* ---- steps that change the text --------------------------------------------------------------------------------- */
 
 static bool metaspace(const text_cut *cut, sl_buf *out, const char *p, size_t n, bool first) {
     size_t mark = strlen(cut->mark);
@@ -158,9 +156,7 @@ static bool rewrite(const text_cut *cut, text_scratch *s, const char *text, sl_b
     return true;
 }
 
-/* ---- all
- * --------------------------------------------------------------------------------------------------------------------
- */
+/* ---- all -------------------------------------------------------------------------------------------------------- */
 
 static void swap_spans(text_spans *a, text_spans *b) {
     text_spans t = *a;

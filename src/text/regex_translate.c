@@ -122,8 +122,7 @@ static bool starts(const translation *t, const char *s) {
     return t->n - t->at >= n && memcmp(t->p + t->at, s, n) == 0;
 }
 
-/* ---- properties
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- properties ------------------------------------------------------------------------------------------------- */
 
 /* Class members for a property name of n bytes. */
 static bool property_members(translation *t, const char *name, size_t n, sl_buf *out) {
@@ -176,8 +175,7 @@ static bool parse_property(translation *t, sl_buf *members, bool *negated) {
     return true;
 }
 
-/* ---- character classes
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- character classes ------------------------------------------------------------------------------------------ */
 
 /* A set of characters: members of a PCRE2 class, and alternatives that are patterns of one character each, joined by
  * '|'. */
@@ -393,8 +391,7 @@ static bool parse_class(translation *t, set *into, int depth) {
     return ok;
 }
 
-/* ---- outside classes
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- outside classes -------------------------------------------------------------------------------------------- */
 
 static bool translate_class(translation *t) {
     set s = {0};

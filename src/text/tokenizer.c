@@ -38,8 +38,7 @@ void text_scratch_free(text_scratch *s) {
     *s = (text_scratch){0};
 }
 
-/* ---- loading
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- loading ---------------------------------------------------------------------------------------------------- */
 
 sl_tokenizer *text_tokenizer_new(const char *name, sl_error *err) {
     sl_tokenizer *t = calloc(1, sizeof *t);
@@ -164,8 +163,7 @@ bool text_tokenizer_finish(sl_tokenizer *t, sl_error *err) {
     return text_added_finish(&t->added, &t->normalizer, err) && text_bpe_finish(&t->bpe, err);
 }
 
-/* ---- ids
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- ids -------------------------------------------------------------------------------------------------------- */
 
 int32_t sl_tokenizer_size(const sl_tokenizer *t) {
     return (int32_t)t->vocab.size;
@@ -196,8 +194,7 @@ int32_t sl_tokenizer_id(const sl_tokenizer *t, const char *piece, size_t n) {
     return text_vocab_find(&t->vocab, piece, n);
 }
 
-/* ---- encoding
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- encoding --------------------------------------------------------------------------------------------------- */
 
 typedef struct encoder {
     const sl_tokenizer *t;

@@ -36,8 +36,7 @@ static bool get_flag(const gguf_tokens *g, const char *key, bool fallback) {
     return sl_gguf_bool(g->c, key, &v) ? v : fallback;
 }
 
-/* ---- vocabulary
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- vocabulary ------------------------------------------------------------------------------------------------- */
 
 static bool get_arrays(gguf_tokens *g) {
     if (!sl_gguf_arr(g->c, KEY("tokens"), &g->tokens) || !g->tokens.strings)
@@ -104,8 +103,7 @@ static void apply_phi3(gguf_tokens *g) {
     }
 }
 
-/* ---- SentencePiece
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- SentencePiece ---------------------------------------------------------------------------------------------- */
 
 static bool push_edit(gguf_tokens *g, text_edits *to, text_edit_kind kind, const char *from, const char *text) {
     text_edit e = {.kind = kind};
@@ -147,8 +145,7 @@ static bool set_up_sentencepiece(gguf_tokens *g) {
            push_edit(g, &t->decoder, TEXT_BYTE_TOKEN, NULL, NULL) && read_scores(g);
 }
 
-/* ---- byte-level BPE
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- byte-level BPE --------------------------------------------------------------------------------------------- */
 
 static bool find_pre(gguf_tokens *g) {
     sl_str name = {"default", 7};
@@ -214,8 +211,7 @@ static bool set_up_bpe(gguf_tokens *g) {
            push_edit(g, &t->decoder, TEXT_CHAR_BYTES, NULL, NULL) && push_splits(g) && read_merges(g);
 }
 
-/* ---- special tokens
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- special tokens --------------------------------------------------------------------------------------------- */
 
 /* An id from metadata; `fallback` where the key is absent or the id is none of the vocabulary. */
 static int32_t get_id(const gguf_tokens *g, const char *key, int32_t fallback) {

@@ -1,13 +1,13 @@
-/* Inside of the tokenizer. Text becomes ids in five stages, each a file:
+/* Inside of the tokenizer. Text becomes ids in stages, each a file:
  *
- *   added_tokens.c  finds tokens that are matched in the text itself (control tokens, "<think>"), raw and again after
- * normalising normalize.c     rewrites the text between them (NFC, replace, prepend) pretokenize.c   cuts it into
- * pieces (regex splits, Metaspace, byte-level) bpe.c           turns one piece into ids: merges of pairs, lowest rank
- * first tokenizer.c     drives these and adds BOS/EOS; decode.c goes the way back
+ * - added_tokens.c finds tokens matched in the text itself (control tokens, "<think>"), raw and after normalising;
+ * - normalize.c rewrites the text between them (NFC, replace, prepend);
+ * - pretokenize.c cuts it into pieces (regex splits, Metaspace, byte-level);
+ * - bpe.c turns one piece into ids: merges of pairs, lowest rank first;
+ * - tokenizer.c drives these and adds BOS and EOS; decode.c goes the way back.
  *
  * tokenizer_json.c and tokenizer_gguf.c fill the same structures from the two kinds of checkpoint. Everything here is
- * read-only after loading except text_bpe.whole (atomics); what a call needs to write lives in a text_scratch of that
- * call. */
+ * read-only after loading except text_bpe.whole (atomics); what a call needs to write lives in its own text_scratch. */
 #ifndef SL_TEXT_TOKENIZER_INTERNAL_H
 #define SL_TEXT_TOKENIZER_INTERNAL_H
 
@@ -16,7 +16,7 @@
 
 #include <stdatomic.h>
 
-/* ---- vocabulary: id <-> bytes ------------------------------------------------------------------------------------ */
+/* ---- vocabulary: id <-> bytes ----------------------------------------------------------------------------------- */
 
 typedef struct text_piece {
     uint32_t offset; /* UINT32_MAX: no piece has this id */
@@ -44,8 +44,7 @@ sl_str text_vocab_get(const text_vocab *v, int32_t id); /* {NULL, 0} for a hole 
 void text_vocab_free(text_vocab *v);
 uint64_t text_hash(const char *p, size_t n);
 
-/* ---- Unicode -------------------------------------------------------------------------------------------------------
- */
+/* ---- Unicode ---------------------------------------------------------------------------------------------------- */
 
 bool text_is_space(int32_t cp); /* White_Space */
 bool text_is_word(int32_t cp);  /* \w of a whole-word test */
@@ -64,8 +63,7 @@ const char *text_shadow(const char *text, size_t n, sl_buf *copy);
 /* The byte of "<0x0A>"; -1: not of that form. */
 int text_byte_token(const char *p, size_t n);
 
-/* ---- one call's working memory --------------------------------------------------------------------------------------
- */
+/* ---- one call's working memory ---------------------------------------------------------------------------------- */
 
 typedef struct text_span {
     size_t begin, end;
@@ -109,8 +107,7 @@ bool text_ids_push(text_ids *ids, int32_t id);
 void text_scratch_free(text_scratch *s);
 bool text_no_memory(sl_error *err); /* fills err, returns false */
 
-/* ---- normalizer
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- normalizer ------------------------------------------------------------------------------------------------- */
 
 typedef enum text_edit_kind {
     TEXT_NFC,
@@ -148,8 +145,7 @@ void text_edits_free(text_edits *e);
 bool text_edits_run(const text_edits *e, text_matcher *m, sl_buf *a, sl_buf *b, const char *text, size_t n,
                     const char **out, size_t *out_size, sl_error *err);
 
-/* ---- pre-tokenizer
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- pre-tokenizer ---------------------------------------------------------------------------------------------- */
 
 typedef enum text_behavior {
     TEXT_REMOVED,
@@ -191,8 +187,7 @@ void text_cuts_free(text_cuts *c);
 bool text_cuts_run(const text_cuts *c, text_scratch *s, const char *text, size_t n, bool at_start, const char **out,
                    sl_error *err);
 
-/* ---- model
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- model ------------------------------------------------------------------------------------------------------ */
 
 typedef struct text_merge {
     uint64_t pair; /* left << 32 | right; UINT64_MAX = empty */
@@ -231,8 +226,7 @@ bool text_bpe_finish(text_bpe *b, sl_error *err);
 bool text_bpe_encode(const text_bpe *b, text_scratch *s, const char *p, size_t n, sl_error *err);
 void text_bpe_free(text_bpe *b);
 
-/* ---- added tokens
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- added tokens ----------------------------------------------------------------------------------------------- */
 
 typedef struct text_added {
     int32_t id;
@@ -274,8 +268,7 @@ bool text_added_next(const text_added_list *l, bool normal, bool special, const 
                      size_t *from, text_hit *hit);
 void text_added_free(text_added_list *l);
 
-/* ---- tokenizer
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- tokenizer -------------------------------------------------------------------------------------------------- */
 
 enum {
     TEXT_ATTR_CONTROL = 1, /* special: not shown, not reached by plain text */

@@ -30,8 +30,7 @@ static bool is_null(text_json_span s) {
     return !s.p || (s.n == 4 && memcmp(s.p, "null", 4) == 0);
 }
 
-/* ---- model
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- model ------------------------------------------------------------------------------------------------------ */
 
 enum { M_TYPE, M_VOCAB, M_MERGES, M_UNK, M_FUSE, M_FALLBACK, M_IGNORE, M_PREFIX, M_SUFFIX, M_DROPOUT, M_COUNT };
 
@@ -214,8 +213,7 @@ static void mark_byte_tokens(sl_tokenizer *t) {
     }
 }
 
-/* ---- added tokens
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- added tokens ----------------------------------------------------------------------------------------------- */
 
 static bool flag(const json_t *j, const char *key) {
     return json_is_true(json_object_get(j, key));
@@ -281,8 +279,7 @@ static bool config_token(sl_tokenizer *t, const json_t *config, const char *key,
     return text_tokenizer_add_token(t, token, err);
 }
 
-/* ---- configuration
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- configuration ---------------------------------------------------------------------------------------------- */
 
 static void stop_ids(sl_tokenizer *t, const json_t *ids) {
     if (json_is_integer(ids))
@@ -325,9 +322,7 @@ static void find_lead(sl_tokenizer *t) {
             t->lead = TEXT_LEAD_EACH;
 }
 
-/* ---- all
- * ----------------------------------------------------------------------------------------------------------------------
- */
+/* ---- all -------------------------------------------------------------------------------------------------------- */
 
 enum { F_MODEL, F_ADDED, F_NORMALIZER, F_PRE, F_POST, F_DECODER, F_COUNT };
 

@@ -11,8 +11,7 @@
 #define MARK       "\xe2\x96\x81"
 #define GPT2_SPLIT "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
-/* ---- fields
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- fields ----------------------------------------------------------------------------------------------------- */
 
 static bool bad_field(const char *where, const char *field, const char *expected, sl_error *err) {
     return sl_fail(err, SL_ERR_FORMAT, "%s.%s: expected %s", where, field, expected);
@@ -77,8 +76,7 @@ static bool parse_sequence(void *out, const json_t *j, const char *key, const ch
     return ok;
 }
 
-/* ---- normalizer
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- normalizer ------------------------------------------------------------------------------------------------- */
 
 static bool push_edit(text_edits *out, text_edit e, sl_error *err) {
     return text_edits_push(out, e) || text_no_memory(err);
@@ -146,8 +144,7 @@ bool text_parse_normalizer(text_edits *out, const json_t *j, const char *where, 
     return unsupported(where, j, err);
 }
 
-/* ---- pre-tokenizer
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- pre-tokenizer ---------------------------------------------------------------------------------------------- */
 
 static bool push_cut(sl_tokenizer *t, text_cut cut, sl_error *err) {
     return text_cuts_push(&t->cuts, cut) || text_no_memory(err);
@@ -293,8 +290,7 @@ bool text_parse_pre_tokenizer(sl_tokenizer *t, const json_t *j, const char *wher
     return unsupported(where, j, err);
 }
 
-/* ---- decoder
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- decoder ---------------------------------------------------------------------------------------------------- */
 
 static bool parse_decoder(void *to, const json_t *j, const char *where, int depth, sl_error *err) {
     return text_parse_decoder(to, j, where, depth, err);
@@ -338,8 +334,7 @@ bool text_parse_decoder(text_edits *out, const json_t *j, const char *where, int
     return unsupported(where, j, err);
 }
 
-/* ---- post-processor
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- post-processor --------------------------------------------------------------------------------------------- */
 
 static bool push_id(sl_tokenizer *t, bool after, int64_t id, const char *where, sl_error *err) {
     if (!text_vocab_has(&t->vocab, id))

@@ -49,8 +49,7 @@ bool text_is_word(int32_t cp) {
     }
 }
 
-/* ---- GPT-2's byte alphabet: printable Latin-1 stands for itself, the other 68 bytes are U+0100.. in order
- * --------------- */
+/* ---- GPT-2's byte alphabet: printable Latin-1 stands for itself, the other 68 bytes are U+0100.. in order ------- */
 
 static bool byte_prints(int b) {
     return (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
@@ -86,8 +85,7 @@ bool text_append_byte_chars(sl_buf *out, const char *p, size_t n) {
     return true;
 }
 
-/* ---- shadow text
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- shadow text ------------------------------------------------------------------------------------------------ */
 
 /* Characters of Unicode 15 to 16, which Debian 12's PCRE2 takes for unassigned, each with a character of equal
  * category, script where it is Han, and UTF-8 length. U+180E is white space for PCRE2 only. */

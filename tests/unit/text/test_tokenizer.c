@@ -89,8 +89,7 @@ static void every_byte_comes_back(void **state) {
     sl_tokenizer_free(t);
 }
 
-/* ---- added tokens
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- added tokens ----------------------------------------------------------------------------------------------- */
 
 static void control_tokens_count_only_when_asked(void **state) {
     sl_tokenizer *t = load(byte_json("", SPECIAL_TOKENS), NULL);
@@ -178,8 +177,7 @@ static void tokens_only_the_configuration_names(void **state) {
     sl_tokenizer_free(t);
 }
 
-/* ---- BOS, EOS, stops
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- BOS, EOS, stops -------------------------------------------------------------------------------------------- */
 
 #define TEMPLATE                                                                                                       \
     "\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":\"ByteLevel\"},"                              \
@@ -240,8 +238,7 @@ static void end_of_a_harmony_message_does_not_stop(void **state) {
     sl_tokenizer_free(t);
 }
 
-/* ---- SentencePiece
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- SentencePiece ---------------------------------------------------------------------------------------------- */
 
 static void sentencepiece_words_and_bytes(void **state) {
     sl_tokenizer *t = load(sentencepiece_json(SPECIAL_TOKENS), NULL);
@@ -274,9 +271,7 @@ static void metaspace_first_marks_only_the_beginning(void **state) {
     sl_tokenizer_free(t);
 }
 
-/* ---- decoding
- * ---------------------------------------------------------------------------------------------------------------------
- */
+/* ---- decoding --------------------------------------------------------------------------------------------------- */
 
 static void pieces_stand_inside_a_text(void **state) {
     sl_tokenizer *t = load(sentencepiece_json(SPECIAL_TOKENS), NULL);
@@ -329,9 +324,7 @@ static void bytes_without_a_token(void **state) {
     sl_tokenizer_free(t);
 }
 
-/* ---- threads
- * -----------------------------------------------------------------------------------------------------------------------
- */
+/* ---- threads ---------------------------------------------------------------------------------------------------- */
 
 typedef struct job {
     const sl_tokenizer *t;

@@ -6,8 +6,7 @@
 
 static const sl_encode_options plain, special = {.special = true}, framed = {.bos_eos = true};
 
-/* ---- llama.cpp's vectors
- * --------------------------------------------------------------------------------------------- */
+/* ---- llama.cpp's vectors ---------------------------------------------------------------------------------------- */
 
 #define SEPARATOR "\n__ggml_vocab_test__\n"
 
@@ -139,8 +138,7 @@ static void phi3_tokens_take_the_space_behind_them(void **state) {
     sl_tokenizer_free(t);
 }
 
-/* ---- hand-made GGUF
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- hand-made GGUF --------------------------------------------------------------------------------------------- */
 
 static const char *const bpe_tokens[] = {"a",      "b",          "ab", "\u0120", "\u0120ab", "<bos>", "<eos>",
                                          "<user>", "<|im_end|>", "1",  "11",     "e",        "\u0308"};
@@ -310,8 +308,7 @@ static void broken_gguf_tokenizers_are_refused(void **state) {
     must_not_open(f, SL_ERR_FORMAT, "token_type has 3 entries; expected 13", NULL);
 }
 
-/* ---- Hugging Face directory
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- Hugging Face directory ------------------------------------------------------------------------------------- */
 
 static char *hf_folder(const char *tokenizer) {
     static const char tensors[] = "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}",

@@ -3,8 +3,7 @@
 
 #include "text/tokenizer_internal.h"
 
-/* ---- regex
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- regex ------------------------------------------------------------------------------------------------------ */
 
 /* All matches of a pattern, each in brackets. */
 static void expect_matches(const char *pattern, const char *text, const char *want) {
@@ -114,8 +113,7 @@ static void shadow_text_is_valid_and_as_long(void **state) {
     sl_buf_free(&copy);
 }
 
-/* ---- normalizers and decoders
- * ---------------------------------------------------------------------------------------------- */
+/* ---- normalizers and decoders ----------------------------------------------------------------------------------- */
 
 typedef bool (*parse_edits)(text_edits *, const json_t *, const char *, int, sl_error *);
 
@@ -199,8 +197,7 @@ static void decoders_edit_pieces(void **state) {
             "\u2581a", " a");
 }
 
-/* ---- pre-tokenizers
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- pre-tokenizers --------------------------------------------------------------------------------------------- */
 
 /* Pieces of text, joined by '|'. */
 static void pieces(const char *json, const char *text, const char *want) {
@@ -265,8 +262,7 @@ static void pre_tokenizers_cut(void **state) {
     pieces("{\"type\":\"Digits\"}", "", "");
 }
 
-/* ---- what is refused
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- what is refused -------------------------------------------------------------------------------------------- */
 
 static void components_that_are_not_supported_are_named(void **state) {
     expect_no_load(byte_json("", "\"normalizer\":{\"type\":\"Nmt\"},"), SL_ERR_UNSUPPORTED, "test.json: normalizer",

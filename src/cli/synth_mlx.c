@@ -76,14 +76,20 @@ static json_t *tokenizer_json(const synth_tokenizer *t) {
                      "post_processor", byte_level(), "decoder", byte_level(), "model", model);
 }
 
+static json_t *tokenizer_config_json(const synth_tokenizer *t) {
+    return json_pack("{s:s, s:b, s:s, s:s, s:n}", "tokenizer_class", "Qwen2Tokenizer", "add_bos_token", 0, "eos_token",
+                     t->piece[t->im_end], "chat_template", synth_chat_template, "bos_token");
+}
+
+static json_t *generation_json(const synth_tokenizer *t) {
+    return json_pack("{s:i, s:[i, i]}", "bos_token_id", t->end, "eos_token_id", t->im_end, t->end);
+}
+
 static bool write_side_files(const synth_job *job, const char *directory, sl_error *err) {
     const synth_tokenizer *t = job->tokenizer;
-    json_t *config = json_pack("{s:s, s:b, s:s, s:s, s:n}", "tokenizer_class", "Qwen2Tokenizer", "add_bos_token", 0,
-                               "eos_token", t->piece[t->im_end], "chat_template", synth_chat_template, "bos_token");
-    json_t *generation = json_pack("{s:i, s:[i, i]}", "bos_token_id", t->end, "eos_token_id", t->im_end, t->end);
-    return write_json(directory, "tokenizer_config.json", config, err) &
-           write_json(directory, "generation_config.json", generation, err) &
-           write_json(directory, "tokenizer.json", tokenizer_json(t), err) &
+    return write_json(directory, "tokenizer_config.json", tokenizer_config_json(t), err) &&
+           write_json(directory, "generation_config.json", generation_json(t), err) &&
+           write_json(directory, "tokenizer.json", tokenizer_json(t), err) &&
            write_json(directory, "config.json", config_json(job->shape, t), err);
 }
 

@@ -198,7 +198,7 @@ static void check_softmax(const float *x, int32_t n) {
     float *out = floats_new(&(rng){1}, n, 1), *first = malloc((size_t)n * sizeof *first), first_sum = 0;
     double max = x[0];
     for (int32_t i = 1; i < n; i++)
-        max = fmax(max, x[i]);
+        max = x[i] > max ? x[i] : max; /* not fmax: gcc 12 for aarch64 crashes vectorising it */
     for (int k = 0; k < isa_count; k++) {
         memcpy(out, x, (size_t)n * sizeof *out);
         float sum = isas[k]->softmax_numerators(out, n);

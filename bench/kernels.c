@@ -116,8 +116,7 @@ static double matrix_bytes(const sl_matrix *m) {
     return (double)m->rows * (double)(m->row_bytes[0] + m->row_bytes[1] + m->row_bytes[2]);
 }
 
-/* ---- what is timed
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- what is timed ---- */
 
 typedef struct job {
     bench *b;
@@ -210,9 +209,7 @@ static double measure_clock(void) {
 #endif
 }
 
-/* ---- rounds
- * -------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- rounds ---- */
 
 static bool wanted(const bench *b, int s) {
     return !b->opt.format || strcmp(b->opt.format, subjects[s].name) == 0;
@@ -254,9 +251,7 @@ static void round_matmul(bench *b, int round) {
     }
 }
 
-/* ---- printing
- * ------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- printing ---- */
 
 static void print_results(bench *b) {
     int rounds = b->opt.rounds;
@@ -292,9 +287,7 @@ static void print_results(bench *b) {
     }
 }
 
-/* ---- main
- * ------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- main ---- */
 
 static options parse(int argc, char **argv) {
     options o = {.bytes = 512ull << 20, .rounds = 5, .threads = sl_cpu_count()};

@@ -12,8 +12,7 @@
 
 #include <immintrin.h>
 
-/* ---- geometry
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- geometry ---- */
 
 /* A unit is what a format's scales are read for at once: one step, or the two of a 256-weight block. */
 CPU_INLINE int unit_steps(sl_format_id f) {
@@ -47,8 +46,7 @@ CPU_INLINE int64_t unit_bytes(sl_format_id f) {
 
 enum { UNIT_BYTES_MAX = 210 };
 
-/* ---- codes
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- codes ---- */
 
 typedef struct codes {
     __m512i lo, hi;
@@ -198,8 +196,7 @@ CPU_INLINE codes load_codes(sl_format_id f, const uint8_t *p, __m512i head, int 
     }
 }
 
-/* ---- scales
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- scales ---- */
 
 typedef struct scales {
     __m512 s, m;
@@ -295,9 +292,8 @@ CPU_INLINE void load_scales(sl_format_id f, const uint8_t *const p[4], const __m
     }
 }
 
-/* ---- scales and biases of affine groups
- * ------------------------------------------------------------------------------------- Converted once per 4 rows into
- * a panel in scratch, [group][row], as many bytes of them as a cache line serve 1024 columns. */
+/* ---- scales and biases of affine groups ----
+ * Converted once per 4 rows into a panel in scratch, [group][row]: a cache line of them serves many steps. */
 
 typedef struct panel {
     float *s, *m;
@@ -377,9 +373,7 @@ CPU_INLINE scales panel_scales(panel p, __m512i index, int64_t step, int32_t gro
                     _mm512_permutexvar_ps(index, _mm512_loadu_ps(p.m + at))};
 }
 
-/* ---- rows
- * --------------------------------------------------------------------------------------------------------------------
- */
+/* ---- rows ---- */
 
 /* Four rows of W (the last valid one repeated) and a place for what is left of them behind whole units. */
 typedef struct four_rows {

@@ -11,8 +11,7 @@
 #include <sys/auxv.h>
 #endif
 
-/* ---- sizes
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- sizes ---- */
 
 uint64_t cpu_act_bytes(int64_t cols) {
     return (uint64_t)cpu_act_blocks(cols) * CPU_ACT_BLOCK;
@@ -27,18 +26,24 @@ static void *panel_of(void *scratch, int64_t cols) {
     return (char *)scratch + 2 * cpu_tile_bytes(cols);
 }
 
-/* ---- matmul
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- matmul ---- */
 
-/* Few rows of activations: each reads the same small chunk of weights, from the first cache level after the first. */
+/* Few rows of activations: those that cannot be done at once read the same small chunk of weights again, from the first
+ * cache levels. */
 static void matmul_by_rows(const cpu_matmul_isa *isa, const sl_matrix *w, int64_t row0, int64_t row1,
                            const cpu_rows *in, float *y, int64_t ldy, void *scratch) {
     enum { CHUNK = 16 };
     void *panel = panel_of(scratch, w->cols);
     int64_t step = in->n > 1 ? CHUNK : row1 - row0;
     for (int64_t r = row0; r < row1; r += step) {
-        for (int64_t i = 0; i < in->n; i++) {
-            isa->matvec(w, r, sl_min_i64(r + step, row1), in, i, y + i * ldy + r - row0, panel);
+        int64_t end = sl_min_i64(r + step, row1);
+        for (int64_t i = 0; i < in->n;) {
+            float *out = y + i * ldy + r - row0;
+            if (isa->matvec_many) {
+                i += isa->matvec_many(w, r, end, in, i, out, ldy, panel);
+            } else {
+                isa->matvec(w, r, end, in, i++, out, panel);
+            }
         }
     }
 }
@@ -108,27 +113,39 @@ static void matmul(const cpu_matmul_isa *isa, const sl_matrix *w, int64_t row0, 
     }
 }
 
-/* ---- gate and up
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- gate and up ---- */
 
-/* gate goes to h; up, a chunk of rows at a time, beside it. */
+/* Rows i .. i + n - 1 of in. */
+static cpu_rows rows_from(const cpu_rows *in, int64_t i, int64_t n) {
+    cpu_rows out = *in;
+    out.n = n;
+    if (in->index) {
+        out.index = in->index + i;
+    } else {
+        out.x = in->x ? in->x + i * in->ldx : NULL;
+        out.q = in->q ? (const char *)in->q + (uint64_t)i * cpu_act_bytes(in->cols) : NULL;
+    }
+    return out;
+}
+
+/* gate goes to h; up, a few rows of W and of activations at a time, beside it. */
 static void gate_up_by_rows(const cpu_matmul_isa *isa, const sl_matrix *gate, const sl_matrix *up, int64_t row0,
                             int64_t row1, const cpu_rows *in, float *h, int64_t ldh, void *scratch) {
-    float chunk[CPU_CHUNK_ROWS];
-    cpu_rows one = *in;
-    one.n = 1;
-    int64_t step = in->n > 1 ? CPU_CHUNK_ROWS : row1 - row0;
+    enum { ACTS = 4, ROWS = 64 };
+    float u[ACTS * ROWS];
+    int64_t step = in->n > ACTS ? ROWS : row1 - row0;
     for (int64_t r = row0; r < row1; r += step) {
         int64_t end = sl_min_i64(r + step, row1);
         matmul(isa, gate, r, end, in, h + r - row0, ldh, scratch);
-        for (int64_t i = 0; i < in->n; i++) {
-            int32_t at = (int32_t)cpu_rows_at(in, i);
-            one.index = &at;
-            for (int64_t c = r; c < end; c += CPU_CHUNK_ROWS) {
-                int64_t n = sl_min_i64(CPU_CHUNK_ROWS, end - c);
-                float *out = h + i * ldh + c - row0;
-                matmul(isa, up, c, c + n, &one, chunk, 0, scratch);
-                isa->silu_mul(out, out, chunk, n);
+        for (int64_t i = 0; i < in->n; i += ACTS) {
+            cpu_rows some = rows_from(in, i, sl_min_i64(ACTS, in->n - i));
+            for (int64_t c = r; c < end; c += ROWS) {
+                int64_t rows = sl_min_i64(ROWS, end - c);
+                matmul(isa, up, c, c + rows, &some, u, ROWS, scratch);
+                for (int64_t k = 0; k < some.n; k++) {
+                    float *out = h + (i + k) * ldh + c - row0;
+                    isa->silu_mul(out, out, u + k * ROWS, rows);
+                }
             }
         }
     }
@@ -167,8 +184,7 @@ static void gate_up(const cpu_matmul_isa *isa, const sl_matrix *gate, const sl_m
     }
 }
 
-/* ---- mode exact
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- mode exact ---- */
 
 static void quantize_exact(const float *x, int64_t ldx, int64_t n, int64_t cols, void *q) {}
 
@@ -179,25 +195,24 @@ static void matmul_exact(const sl_matrix *w, int64_t row0, int64_t row1, const c
 
 static void gate_up_exact(const sl_matrix *gate, const sl_matrix *up, int64_t row0, int64_t row1, const cpu_rows *in,
                           float *h, int64_t ldh, void *scratch) {
-    float u[CPU_CHUNK_ROWS];
+    enum { ACTS = 32, ROWS = 64 };
+    float u[ACTS * ROWS];
     cpu_matmul_exact(gate, row0, row1, in, h + row0, ldh);
-    cpu_rows one = *in;
-    one.n = 1;
-    for (int64_t i = 0; i < in->n; i++) {
-        int32_t at = (int32_t)cpu_rows_at(in, i);
-        one.index = &at;
-        for (int64_t r = row0; r < row1; r += CPU_CHUNK_ROWS) {
-            int64_t rows = sl_min_i64(CPU_CHUNK_ROWS, row1 - r);
-            cpu_matmul_exact(up, r, r + rows, &one, u, 0);
-            v16_silu_mul(h + i * ldh + r, h + i * ldh + r, u, rows);
+    for (int64_t i = 0; i < in->n; i += ACTS) {
+        cpu_rows some = rows_from(in, i, sl_min_i64(ACTS, in->n - i));
+        for (int64_t r = row0; r < row1; r += ROWS) {
+            int64_t rows = sl_min_i64(ROWS, row1 - r);
+            cpu_matmul_exact(up, r, r + rows, &some, u, ROWS);
+            for (int64_t k = 0; k < some.n; k++) {
+                v16_silu_mul(h + (i + k) * ldh + r, h + (i + k) * ldh + r, u + k * ROWS, rows);
+            }
         }
     }
 }
 
 static const cpu_kernels exact = {"exact", quantize_exact, matmul_exact, gate_up_exact};
 
-/* ---- tables
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- tables ---- */
 
 /* The public functions of one instruction set. */
 #define KERNELS(isa)                                                                                                   \

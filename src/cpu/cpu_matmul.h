@@ -13,11 +13,10 @@
 
 enum {
     CPU_TILE_ROWS = 32, /* at most */
-    CPU_TILE_ACTS = 8,  /* at most */
-    CPU_CHUNK_ROWS = 64 /* of gate or up rows kept before they are combined */
+    CPU_TILE_ACTS = 8   /* at most */
 };
 
-/* ---- a quantised row of activations ------------------------------------------------------------------------------
+/* ---- a quantised row of activations ----
  * Structure of arrays; every array holds whole groups of 16 blocks, zeros behind the last, and is 64-byte aligned. */
 
 typedef struct cpu_act {
@@ -81,15 +80,13 @@ CPU_INLINE const float *cpu_rows_x(const cpu_rows *in, int64_t i) {
     return in->x + cpu_rows_at(in, i) * in->ldx;
 }
 
-/* ---- quantising ----------------------------------------------------------------------------------------------------
- */
+/* ---- quantising ---- */
 
 /* amax's bits from which on a block is not finite, and below which it counts as zeros (2^-100). */
 #define CPU_BITS_INFINITE 0x7f800000u
 #define CPU_BITS_LEAST    0x0d800000u
 
-/* ---- formats -------------------------------------------------------------------------------------------------------
- */
+/* ---- formats ---- */
 
 CPU_INLINE bool cpu_is_float(sl_format_id f) {
     return f == SL_F32 || f == SL_F16 || f == SL_BF16;
@@ -103,8 +100,7 @@ CPU_INLINE bool cpu_has_bias(sl_format_id f) {
     return f == SL_Q4_1 || f == SL_Q5_1 || f == SL_Q4_K || f == SL_Q5_K || cpu_is_affine(f);
 }
 
-/* ---- instruction sets -----------------------------------------------------------------------------------------------
- */
+/* ---- instruction sets ---- */
 
 /* Weights that are packed next: asked for, a few cache lines per block, while the tile before is multiplied. Packing
  * cold weights takes four times as long as packing what has arrived. */
@@ -127,6 +123,10 @@ CPU_INLINE void cpu_ahead_touch(cpu_ahead *a) {
 /* y[r - row0] = row r of w times row i of in, rows row0 .. row1 - 1. scratch as in cpu_kernels. */
 typedef void cpu_matvec_fn(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,
                            void *scratch);
+/* The same for as many rows i, i + 1, .. of in as the set does at once (at most all): y[k * ldy + r - row0]; returns
+ * how many that was. */
+typedef int64_t cpu_matvec_many_fn(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i,
+                                   float *y, int64_t ldy, void *scratch);
 /* Unpacks rows row0 .. row0 + rows - 1 (rows <= tile_rows) into tile, cpu_tile_bytes. */
 typedef void cpu_tile_pack_fn(const sl_matrix *w, int64_t row0, int64_t rows, void *tile, void *scratch);
 /* out[a][tile_rows] = the tile's rows times rows i .. i + acts - 1 of in; lanes beyond the packed rows are anything.
@@ -137,8 +137,9 @@ typedef void cpu_tile_mul_fn(const sl_matrix *w, const void *tile, const cpu_row
 typedef struct cpu_matmul_isa {
     const char *name;
     void (*quantize_row)(const float *x, int64_t cols, void *q);
-    cpu_matvec_fn *matvec;  /* quantised formats */
-    cpu_tile_pack_fn *pack; /* quantised formats; NULL: this set has no tile */
+    cpu_matvec_fn *matvec;           /* quantised formats */
+    cpu_matvec_many_fn *matvec_many; /* NULL: matvec is called for each */
+    cpu_tile_pack_fn *pack;          /* quantised formats; NULL: this set has no tile */
     cpu_tile_mul_fn *mul;
     int64_t tile_rows, tile_acts;
     int64_t tile_from; /* least number of rows of activations for which the tile is faster */

@@ -7,8 +7,7 @@
 #include "cpu/cpu_float_impl.h"
 #include "cpu/cpu_tile_avx512.h"
 
-/* ---- activations
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- activations ---- */
 
 CPU_INLINE uint32_t block_amax(__m512 a, __m512 b) {
     const __m512i mask = _mm512_set1_epi32(0x7fffffff);
@@ -64,8 +63,7 @@ static void quantize_row(const float *x, int64_t cols, void *q) {
     }
 }
 
-/* ---- one step
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- one step ---- */
 
 /* What a step takes from the activations: codes as the weights' lo and hi, constants of four blocks over the four lanes
  * of each. */
@@ -110,18 +108,30 @@ CPU_INLINE step_x load_x(sl_format_id f, const cpu_act *a, int64_t b) {
     return x;
 }
 
-/* The integer sums of one row: the four lanes of block b add up to I_b. */
-CPU_INLINE __m512i row_sums(sl_format_id f, const uint8_t *p, __m512i head, int step, const step_x *x) {
-    codes c = load_codes(f, p, head, step);
-    if (f != SL_Q6_K) {
-        return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(x->init_lo, c.lo, x->lo), c.hi, x->hi);
+/* What a step takes from one row of W: codes, and Q6_K's two sub-scales of each block over its lanes. */
+typedef struct step_w {
+    codes c;
+    __m512i sub_lo, sub_hi;
+} step_w;
+
+CPU_INLINE step_w load_w(sl_format_id f, const uint8_t *p, __m512i head, int step) {
+    step_w w = {.c = load_codes(f, p, head, step)};
+    if (f == SL_Q6_K) {
+        __m128i bytes = _mm_loadl_epi64((const __m128i *)(p + 192 + 8 * step));
+        __m512i sub = _mm512_castsi256_si512(_mm256_cvtepi8_epi32(bytes)), two = _mm512_slli_epi32(lane_block(), 1);
+        w.sub_lo = _mm512_permutexvar_epi32(two, sub);
+        w.sub_hi = _mm512_permutexvar_epi32(_mm512_add_epi32(two, _mm512_set1_epi32(1)), sub);
     }
-    __m512i sub = _mm512_castsi256_si512(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 192 + 8 * step))));
-    __m512i two = _mm512_slli_epi32(lane_block(), 1);
-    __m512i lo = _mm512_permutexvar_epi32(two, sub);
-    __m512i hi = _mm512_permutexvar_epi32(_mm512_add_epi32(two, _mm512_set1_epi32(1)), sub);
-    return _mm512_add_epi32(_mm512_mullo_epi32(_mm512_dpbusd_epi32(x->init_lo, c.lo, x->lo), lo),
-                            _mm512_mullo_epi32(_mm512_dpbusd_epi32(x->init_hi, c.hi, x->hi), hi));
+    return w;
+}
+
+/* The integer sums of one row: the four lanes of block b add up to I_b. */
+CPU_INLINE __m512i row_sums(sl_format_id f, const step_w *w, const step_x *x) {
+    if (f != SL_Q6_K) {
+        return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(x->init_lo, w->c.lo, x->lo), w->c.hi, x->hi);
+    }
+    return _mm512_add_epi32(_mm512_mullo_epi32(_mm512_dpbusd_epi32(x->init_lo, w->c.lo, x->lo), w->sub_lo),
+                            _mm512_mullo_epi32(_mm512_dpbusd_epi32(x->init_hi, w->c.hi, x->hi), w->sub_hi));
 }
 
 /* Lane 4 * block + row = sum of that block's lanes of that row. */
@@ -131,21 +141,23 @@ CPU_INLINE __m512i add_transposed(__m512i a, __m512i b, __m512i c, __m512i d) {
     return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
 }
 
-CPU_INLINE __m512 add_step(sl_format_id f, const uint8_t *const p[4], const __m512i head[4], int step, const scales *s,
-                           const step_x *x, __mmask16 lanes, __m512 sum) {
-    __m512i i = add_transposed(row_sums(f, p[0], head[0], step, x), row_sums(f, p[1], head[1], step, x),
-                               row_sums(f, p[2], head[2], step, x), row_sums(f, p[3], head[3], step, x));
+CPU_INLINE __m512 add_step(sl_format_id f, const step_w w[4], const scales *s, const step_x *x, __mmask16 lanes,
+                           __m512 sum) {
+    __m512i i =
+        add_transposed(row_sums(f, &w[0], x), row_sums(f, &w[1], x), row_sums(f, &w[2], x), row_sums(f, &w[3], x));
     sum = _mm512_mask3_fmadd_ps(_mm512_mul_ps(s->s, x->d), _mm512_cvtepi32_ps(i), sum, lanes);
     return cpu_has_bias(f) ? _mm512_mask3_fmadd_ps(s->m, x->xs, sum, lanes) : sum;
 }
 
-/* ---- the product
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- the product ---- */
 
 /* How far ahead of the reader memory is asked for: rows are short, and the hardware's own streams stop at their ends.
  * Measured on one core of a Zen 5 server, cold Q4_0 in GB/s: none 22, 4 KiB 34, 8 KiB 40, 16 KiB 43, plain reading 44.
  */
 enum { PREFETCH_AHEAD = 16384 };
+
+/* Rows of activations that share the unpacked codes, at most. */
+enum { MATVEC_ACTS = 4 };
 
 CPU_INLINE void prefetch_lines(const uint8_t *p, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) {
@@ -167,28 +179,35 @@ CPU_INLINE __m128 fold(__m512 sum) {
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-/* Unit u of four rows at p, added to sum; lanes of blocks that do not exist are left alone. */
-CPU_INLINE __m512 add_unit(sl_format_id f, const sl_matrix *w, const uint8_t *const p[4], int64_t u, const cpu_act *a,
-                           panel sides, __m512i index, __mmask16 lanes, __m512 sum) {
+/* Unit u of four rows at p times A rows of activations, added to sum; lanes of blocks that do not exist are left alone.
+ */
+CPU_INLINE void add_unit(sl_format_id f, int A, const sl_matrix *m, const uint8_t *const p[4], int64_t u,
+                         const cpu_act *a, panel sides, __m512i index, __mmask16 lanes, __m512 *sum) {
     __m512i head[4] = {load_head(f, p[0]), load_head(f, p[1]), load_head(f, p[2]), load_head(f, p[3])};
     scales s[2];
     if (cpu_is_affine(f)) {
-        s[0] = panel_scales(sides, index, u, w->group);
+        s[0] = panel_scales(sides, index, u, m->group);
     } else {
         load_scales(f, p, head, s);
     }
     for (int k = 0; k < unit_steps(f); k++) {
-        step_x x = load_x(f, a, 4 * (u * unit_steps(f) + k));
-        sum = add_step(f, p, head, k, &s[k], &x, lanes, sum);
+        step_w w[4] = {load_w(f, p[0], head[0], k), load_w(f, p[1], head[1], k), load_w(f, p[2], head[2], k),
+                       load_w(f, p[3], head[3], k)};
+#pragma GCC unroll 4
+        for (int i = 0; i < A; i++) {
+            step_x x = load_x(f, &a[i], 4 * (u * unit_steps(f) + k));
+            sum[i] = add_step(f, w, &s[k], &x, lanes, sum[i]);
+        }
     }
-    return sum;
 }
 
-CPU_INLINE __m128 dot_four(sl_format_id f, const sl_matrix *w, const four_rows *rows, const cpu_act *a, panel sides) {
+/* y[i][0..3] = four rows times a[i], i < A */
+CPU_INLINE void dot_four(sl_format_id f, int A, const sl_matrix *w, const four_rows *rows, const cpu_act *a,
+                         panel sides, __m128 *y) {
     const int64_t blocks = w->cols / 32, units = blocks / (4 * unit_steps(f));
-    const __m512i index = cpu_is_affine(f) ? panel_index(w->group) : _mm512_setzero_si512();
     const int64_t left = blocks - 4 * unit_steps(f) * units;
-    __m512 sum = _mm512_setzero_ps();
+    const __m512i index = cpu_is_affine(f) ? panel_index(w->group) : _mm512_setzero_si512();
+    __m512 sum[MATVEC_ACTS] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
     rest bytes;
     if (cpu_is_affine(f)) {
         panel_fill(w, rows->row, 1, sides.s);
@@ -204,49 +223,73 @@ CPU_INLINE __m128 dot_four(sl_format_id f, const sl_matrix *w, const four_rows *
             copy_rest(p, left * unit_bytes(f) / 4, &bytes);
             lanes = (__mmask16)((1 << 4 * left) - 1);
         }
-        sum = add_unit(f, w, p, u, a, sides, index, lanes, sum);
+        add_unit(f, A, w, p, u, a, sides, index, lanes, sum);
     }
-    return fold(sum);
+    for (int i = 0; i < A; i++) {
+        y[i] = fold(sum[i]);
+    }
 }
 
-CPU_INLINE void matvec_format(sl_format_id f, const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a,
-                              float *y, void *scratch) {
+CPU_INLINE void matvec_format(sl_format_id f, int A, const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a,
+                              float *y, int64_t ldy, void *scratch) {
     panel sides = panel_at(scratch, w->cols, 0);
     for (int64_t r = row0; r < row1; r += 4) {
         four_rows rows = four_rows_at(w, r, row1);
-        __m128 v = dot_four(f, w, &rows, a, sides);
-        _mm_mask_storeu_ps(y + r - row0, (__mmask8)first_lanes(row1 - r), v);
+        __m128 v[MATVEC_ACTS];
+        dot_four(f, A, w, &rows, a, sides, v);
+        for (int i = 0; i < A; i++) {
+            _mm_mask_storeu_ps(y + i * ldy + r - row0, (__mmask8)first_lanes(row1 - r), v[i]);
+        }
     }
 }
 
-typedef void matvec_fn(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, float *y, void *scratch);
+/* ---- by format and number of activations ---- */
 
-#define MATVEC(name, f)                                                                                                \
-    static void matvec_##name(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, float *y,              \
-                              void *scratch) {                                                                         \
-        matvec_format(f, w, row0, row1, a, y, scratch);                                                                \
+typedef void matvec_fn(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, float *y, int64_t ldy,
+                       void *scratch);
+
+#define MATVEC(name, f, A)                                                                                             \
+    static void matvec_##name##_##A(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, float *y,        \
+                                    int64_t ldy, void *scratch) {                                                      \
+        matvec_format(f, A, w, row0, row1, a, y, ldy, scratch);                                                        \
     }
-MATVEC(q4_0, SL_Q4_0)
-MATVEC(q4_1, SL_Q4_1)
-MATVEC(q5_0, SL_Q5_0)
-MATVEC(q5_1, SL_Q5_1)
-MATVEC(q8_0, SL_Q8_0)
-MATVEC(q4_k, SL_Q4_K)
-MATVEC(q5_k, SL_Q5_K)
-MATVEC(q6_k, SL_Q6_K)
-MATVEC(affine4, SL_AFFINE4)
-MATVEC(affine8, SL_AFFINE8)
+#define MATVECS(name, f) MATVEC(name, f, 1) MATVEC(name, f, 2) MATVEC(name, f, 4)
+#define NAMES(name)                                                                                                    \
+    { matvec_##name##_1, matvec_##name##_2, matvec_##name##_2, matvec_##name##_4 }
 
-static matvec_fn *const matvecs[SL_FORMAT_COUNT] = {
-    [SL_Q4_0] = matvec_q4_0,       [SL_Q4_1] = matvec_q4_1,       [SL_Q5_0] = matvec_q5_0, [SL_Q5_1] = matvec_q5_1,
-    [SL_Q8_0] = matvec_q8_0,       [SL_Q4_K] = matvec_q4_k,       [SL_Q5_K] = matvec_q5_k, [SL_Q6_K] = matvec_q6_k,
-    [SL_AFFINE4] = matvec_affine4, [SL_AFFINE8] = matvec_affine8,
+MATVECS(q4_0, SL_Q4_0)
+MATVECS(q4_1, SL_Q4_1)
+MATVECS(q5_0, SL_Q5_0)
+MATVECS(q5_1, SL_Q5_1)
+MATVECS(q8_0, SL_Q8_0)
+MATVECS(q4_k, SL_Q4_K)
+MATVECS(q5_k, SL_Q5_K)
+MATVECS(q6_k, SL_Q6_K)
+MATVECS(affine4, SL_AFFINE4)
+MATVECS(affine8, SL_AFFINE8)
+
+static matvec_fn *const matvecs[SL_FORMAT_COUNT][MATVEC_ACTS] = {
+    [SL_Q4_0] = NAMES(q4_0),       [SL_Q4_1] = NAMES(q4_1),       [SL_Q5_0] = NAMES(q5_0), [SL_Q5_1] = NAMES(q5_1),
+    [SL_Q8_0] = NAMES(q8_0),       [SL_Q4_K] = NAMES(q4_k),       [SL_Q5_K] = NAMES(q5_k), [SL_Q6_K] = NAMES(q6_k),
+    [SL_AFFINE4] = NAMES(affine4), [SL_AFFINE8] = NAMES(affine8),
 };
 
 static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,
                    void *scratch) {
     cpu_act a = cpu_rows_act(in, i);
-    matvecs[w->format](w, row0, row1, &a, y, scratch);
+    matvecs[w->format][0](w, row0, row1, &a, y, 0, scratch);
+}
+
+static int64_t matvec_many(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,
+                           int64_t ldy, void *scratch) {
+    static const int64_t done[MATVEC_ACTS] = {1, 2, 2, 4};
+    int64_t n = sl_min_i64(in->n - i, MATVEC_ACTS);
+    cpu_act a[MATVEC_ACTS];
+    for (int64_t k = 0; k < done[n - 1]; k++) {
+        a[k] = cpu_rows_act(in, i + k);
+    }
+    matvecs[w->format][n - 1](w, row0, row1, a, y, ldy, scratch);
+    return done[n - 1];
 }
 
 static void silu_mul(float *h, const float *gate, const float *up, int64_t n) {
@@ -257,11 +300,12 @@ const cpu_matmul_isa cpu_matmul_avx512 = {
     .name = "avx512",
     .quantize_row = quantize_row,
     .matvec = matvec,
+    .matvec_many = matvec_many,
     .pack = cpu_tile_pack_avx512,
     .mul = cpu_tile_mul_avx512,
     .tile_rows = CPU_TILE_ROWS,
     .tile_acts = 6,
-    .tile_from = 4,
+    .tile_from = 10,
     .matmul_float = cpu_matmul_float,
     .silu_mul = silu_mul,
 };

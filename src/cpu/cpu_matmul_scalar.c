@@ -4,8 +4,7 @@
 #include "cpu/cpu_matmul.h"
 #include "quant/quant_bits.h"
 
-/* ---- activations ---------------------------------------------------------------------------------------------------
- */
+/* ---- activations ---- */
 
 /* Nearest integer, ties to even, of |v| < 2^22: the sum has no bits below one. */
 static int32_t round_even(float v) {
@@ -55,8 +54,7 @@ static void quantize_row(const float *x, int64_t cols, void *out) {
     }
 }
 
-/* ---- weights
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- weights ---- */
 
 /* 32 weights: code[i] * scale + bias. Q6_K's integer sub-scales are in the codes. */
 typedef struct block {
@@ -211,8 +209,7 @@ const cpu_matmul_isa cpu_matmul_scalar = {
     .silu_mul = v16_silu_mul,
 };
 
-/* ---- mode exact
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- mode exact ---- */
 
 enum { EXACT_CHUNK = 256, EXACT_ROWS = 32 };
 

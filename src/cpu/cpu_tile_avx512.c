@@ -38,9 +38,8 @@ CPU_INLINE int64_t class_start(int64_t blocks, int c) {
     return c == 0 ? 0 : c == 2 ? n0 : c == 1 ? n0 + n2 : n0 + n2 + n1;
 }
 
-/* ---- packing
- * --------------------------------------------------------------------------------------------------------- 16 rows x 4
- * blocks at a time, so that whole cache lines of a record are written. */
+/* ---- packing ----
+ * 16 rows x 4 blocks at a time, so that whole cache lines of a record are written. */
 
 enum { HALF_ROWS = 16 };
 
@@ -258,9 +257,7 @@ CPU_INLINE void pack_format(sl_format_id f, const sl_matrix *w, int64_t row0, in
     }
 }
 
-/* ---- multiplying
- * ----------------------------------------------------------------------------------------------------------------------
- */
+/* ---- multiplying ---- */
 
 /* Where in a quantised row of activations, in bytes from its start, the arrays that a format reads begin. */
 typedef struct act_offsets {
@@ -396,9 +393,8 @@ CPU_INLINE void mul_acts(sl_format_id f, int A, const void *tile, const cpu_rows
     }
 }
 
-/* ---- by format and number of activations
- * ------------------------------------------------------------------------------ A function each: they are long, and
- * compilers (sanitizers above all) take more than linear time. */
+/* ---- by format and number of activations ----
+ * A function each: they are long, and compilers (sanitizers above all) take more than linear time. */
 
 #define PACK(name, f)                                                                                                  \
     static void pack_##name(const sl_matrix *w, int64_t row0, int64_t rows, void *tile, void *scratch) {               \

@@ -16,8 +16,7 @@
 
 static const uint64_t seed = 20240611;
 
-/* ---- activations
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- activations ---- */
 
 typedef struct acts {
     float *x;
@@ -55,8 +54,7 @@ static cpu_rows rows_of(const acts *a, int64_t n, const int32_t *index) {
     return (cpu_rows){.cols = a->cols, .n = n, .x = a->x, .ldx = a->ldx, .q = a->q, .index = index};
 }
 
-/* ---- comparing
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- comparing ---- */
 
 static bool same_float(float a, float b) {
     return memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b));
@@ -123,9 +121,7 @@ static test_matrix variant_matrix(rng *r, const variant *v, int64_t rows, int64_
     return test_matrix_new(r, v->format, rows, cols, v->group, v->side, kind);
 }
 
-/* ---- tests
- * ----------------------------------------------------------------------------------------------------------------------
- */
+/* ---- tests ---- */
 
 /* y of scalar code, one row of activations at a time: what everything is compared with. */
 static void reference(const test_matrix *w, const acts *a, int64_t n, const int32_t *index, float *y, int64_t ldy) {

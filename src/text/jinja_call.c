@@ -1,5 +1,5 @@
 /* Calling: what can be called, and how arguments meet the parameters of built-in functions. */
-#include "text/jinja.h"
+#include "text/jinja_tree.h"
 
 #include <string.h>
 
@@ -35,7 +35,7 @@ static void bind(jinja *j, const jbuiltin *b, const jargs *args, jval *out) {
     size_t n = count_parameters(b->params);
     if (args->n > n)
         jinja_raise(j, "%s takes at most %zu argument(s), not %zu", b->name, n, args->n);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < JINJA_MAX_ARGS; i++)
         out[i] = i < args->n ? args->at[i] : jinja_missing();
     for (size_t i = 0; i < args->named_n; i++) {
         const jstr *name = args->named[i].key.s;
@@ -91,6 +91,9 @@ jval jinja_call(jinja *j, jval callee, const jargs *args) {
         jinja_raise(j, "a %s cannot be called", jinja_type(callee));
     }
 }
+
+static const jval nothing;
+const jargs jinja_no_args = {.at = &nothing};
 
 const jbuiltin *jinja_find_builtin(const jbuiltin *table, size_t n, const jstr *name) {
     for (size_t i = 0; i < n; i++)

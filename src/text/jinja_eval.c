@@ -1,5 +1,5 @@
 /* Expressions to values. */
-#include "text/jinja.h"
+#include "text/jinja_tree.h"
 
 #include <string.h>
 
@@ -77,9 +77,7 @@ static jval eval_getitem(jinja *j, jenv *env, const jnode *n) {
     return jinja_slice(j, v, from, to, step);
 }
 
-/* ---- calls
- * ---------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 static void put_named(jinja *j, jdict *named, jval name, jval value) {
     if (name.kind != J_STR)
@@ -144,9 +142,7 @@ jval jinja_filter_text(jinja *j, jenv *env, const jnode *n, jval text) {
     return apply(j, env, n, text);
 }
 
-/* ---- all
- * ---------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- all ------------------------------------------------------------------------------------- */
 
 static jval eval_binary(jinja *j, jenv *env, const jnode *n) {
     jval a = jinja_eval(j, env, n->a), b = jinja_eval(j, env, n->b);

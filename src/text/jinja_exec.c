@@ -1,11 +1,9 @@
 /* Statements to text. */
-#include "text/jinja.h"
+#include "text/jinja_tree.h"
 
 #include <string.h>
 
-/* ---- variables
- * ---------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- variables ------------------------------------------------------------------------------- */
 
 jenv *jinja_env(jinja *j, const jfn *fn, jenv *outer) {
     jenv *env = jinja_alloc(j, sizeof *env + fn->slots * sizeof env->slots[0]); /* zeroed: J_MISSING */
@@ -86,9 +84,7 @@ static void export_names(jinja *j, jenv *env, const jnode *target) {
         export_names(j, env, target->items.at[i]);
 }
 
-/* ---- output
- * ---------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- output ---------------------------------------------------------------------------------- */
 
 void jinja_out(jinja *j, const char *p, size_t n) {
     jinja_work(j, n);
@@ -117,9 +113,7 @@ static void exec_output(jinja *j, jenv *env, const jnode *n) {
     }
 }
 
-/* ---- macros
- * ------------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- macros ---------------------------------------------------------------------------------- */
 
 jval jinja_make_macro(jinja *j, jenv *env, const jnode *n) {
     jmacro *m = jinja_alloc(j, sizeof *m);
@@ -202,7 +196,7 @@ jval jinja_call_macro(jinja *j, const jmacro *m, const jargs *args) {
 }
 
 static void exec_call_block(jinja *j, jenv *env, const jnode *n) {
-    jargs args = {0};
+    jargs args = jinja_no_args;
     jval body = jinja_make_macro(j, env, n), text;
     if (!n->a) /* {% generation %} */
         text = jinja_call(j, body, &args);
@@ -216,9 +210,7 @@ static void exec_call_block(jinja *j, jenv *env, const jnode *n) {
     jinja_out(j, s->p, s->n);
 }
 
-/* ---- statements
- * ----------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- statements ------------------------------------------------------------------------------ */
 
 static jflow exec_if(jinja *j, jenv *env, const jnode *n) {
     if (jinja_truth(j, jinja_eval(j, env, n->a)))

@@ -3,8 +3,7 @@
 
 #include <string.h>
 
-/* ---- attribute paths: "a.b.0"
- * ------------------------------------------------------------------------------------------------ */
+/* ---- attribute paths: "a.b.0" ---------------------------------------------------------------- */
 
 typedef struct path {
     jval parts;    /* list of str and int; empty: the item itself */
@@ -59,8 +58,7 @@ static bool is_true(jinja *j, jval v) {
     return v.kind != J_MISSING && jinja_truth(j, v);
 }
 
-/* ---- the whole of a sequence
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- the whole of a sequence ----------------------------------------------------------------- */
 
 static jval filter_length(jinja *j, jval self, const jval *a) {
     int64_t n = jinja_length(j, self);
@@ -222,9 +220,7 @@ static jval filter_attr(jinja *j, jval self, const jval *a) {
     return v.kind == J_MISSING ? jinja_undefined(j, name, self) : v;
 }
 
-/* ---- lazy
- * -------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- lazy ------------------------------------------------------------------------------------ */
 
 static jiter *lazy(jinja *j, bool (*next)(jinja *, jiter *, jval *), jval source, void *state) {
     jiter *it = jinja_iter_new(j, "generator", next, source.kind == J_ITER ? source.iter : NULL);
@@ -434,7 +430,8 @@ static bool next_batch(jinja *j, jiter *it, jval *out) {
     if (it->n || !out->seq->n)
         return false;
     it->n = 1;
-    int64_t count = jinja_given(b->fill) ? jinja_arg_int(j, b->count, "batch: the size") : 0;
+    bool fill = jinja_given(b->fill) && jinja_less(j, jinja_int((int64_t)out->seq->n), b->count);
+    int64_t count = fill ? jinja_arg_int(j, b->count, "batch: the size") : 0;
     while ((int64_t)out->seq->n < count)
         jinja_push(j, *out, b->fill);
     return true;

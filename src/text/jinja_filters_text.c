@@ -4,8 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- defaults and conversions
- * -------------------------------------------------------------------------------------------- */
+/* ---- defaults and conversions ---------------------------------------------------------------- */
 
 /* default(value, default_value='', boolean=False) */
 static jval filter_default(jinja *j, jval self, const jval *a) {
@@ -41,7 +40,7 @@ static jval float_to_int(jinja *j, double f) {
 /* int(value, default=0, base=10) */
 static jval filter_int(jinja *j, jval self, const jval *a) {
     jval fallback = a[0].kind == J_MISSING ? jinja_int(0) : a[0];
-    int64_t base = a[1].kind == J_MISSING ? 10 : jinja_arg_int(j, a[1], "int: base"), value;
+    int64_t base, value;
     double f;
     switch (self.kind) {
     case J_INT:
@@ -58,6 +57,7 @@ static jval filter_int(jinja *j, jval self, const jval *a) {
     default:
         return fallback;
     }
+    base = a[1].kind == J_MISSING ? 10 : jinja_arg_int(j, a[1], "int: base");
     if (base == 0 || (base >= 2 && base <= 36)) {
         int ok = jinja_parse_int(j, self.s, (int)base, &value);
         if (ok < 0)
@@ -180,8 +180,7 @@ static jval filter_filesizeformat(jinja *j, jval self, const jval *a) {
     return jinja_text(&t);
 }
 
-/* ---- case, white space
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- case, white space ----------------------------------------------------------------------- */
 
 static jval filter_upper(jinja *j, jval self, const jval *a) {
     return jinja_upper(j, jinja_soft_str(j, self));
@@ -264,16 +263,16 @@ static jval filter_indent(jinja *j, jval self, const jval *a) {
 
 /* truncate(s, length=255, killwords=False, end='...', leeway=None) */
 static jval filter_truncate(jinja *j, jval self, const jval *a) {
-    int64_t length = a[0].kind == J_MISSING ? 255 : jinja_arg_int(j, a[0], "truncate: length");
+    jval length = a[0].kind == J_MISSING ? jinja_int(255) : a[0];
     jval end = a[2].kind == J_MISSING ? jinja_str(j, "...") : a[2];
-    int64_t leeway = jinja_given(a[3]) ? jinja_arg_int(j, a[3], "truncate: leeway") : 5;
-    int64_t end_length = jinja_length(j, end), n = jinja_length(j, self), limit;
-    if (end_length < 0 || n < 0 || length < end_length || leeway < 0)
-        jinja_raise(j,
-                    "truncate: the length is less than the end's, or the leeway negative, or the value has no length");
-    if (__builtin_add_overflow(length, leeway, &limit) || n <= limit)
+    jval leeway = jinja_given(a[3]) ? a[3] : jinja_int(5);
+    int64_t end_length = jinja_length(j, end), n = jinja_length(j, self);
+    if (end_length < 0 || n < 0 || jinja_less(j, length, jinja_int(end_length)) || jinja_less(j, leeway, jinja_int(0)))
+        jinja_raise(j, "truncate: a length less than the end's, a negative leeway, or a value that has no length");
+    if (!jinja_less(j, jinja_binary(j, JOP_ADD, length, leeway), jinja_int(n)))
         return self;
-    jval cut = jinja_slice(j, self, jinja_none(), jinja_int(length - end_length), jinja_none());
+    jval to = jinja_binary(j, JOP_SUB, length, jinja_int(end_length));
+    jval cut = jinja_slice(j, self, jinja_none(), to, jinja_none());
     if (a[1].kind == J_MISSING || !jinja_truth(j, a[1]))
         cut = jinja_rsplit(j, jinja_arg_str(j, cut, "truncate: the value"), jinja_str(j, " ").s, 1).seq->at[0];
     return jinja_binary(j, JOP_ADD, cut, end);
@@ -295,8 +294,7 @@ static jval filter_wordcount(jinja *j, jval self, const jval *a) {
     return jinja_int(count);
 }
 
-/* ---- replace, format, quote
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- replace, format, quote ------------------------------------------------------------------ */
 
 /* replace(s, old, new, count=None): plain text whatever was Markup */
 static jval filter_replace(jinja *j, jval self, const jval *a) {

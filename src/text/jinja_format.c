@@ -28,8 +28,7 @@ static double as_float(jinja *j, jval v) {
     return (double)jinja_arg_int(j, v, "format: a number");
 }
 
-/* ---- a field: sign, prefix, digits, padding
- * ------------------------------------------------------------------------------ */
+/* ---- a field: sign, prefix, digits, padding -------------------------------------------------- */
 
 static void put_field(jtext *t, const layout *l, const char *sign, jstr *body, char default_align) {
     jstr blank = {.p = " ", .n = 1};
@@ -183,8 +182,7 @@ static jstr *repr_of(jinja *j, jval v, bool ascii) {
     return jinja_text(&plain).s;
 }
 
-/* ---- format(value, spec)
- * --------------------------------------------------------------------------------------------------- */
+/* ---- format(value, spec) --------------------------------------------------------------------- */
 
 static int64_t number_in(jinja *j, const jstr *s, size_t *at) {
     int64_t n = 0;
@@ -279,8 +277,7 @@ void jinja_format_value(jtext *t, jval v, const jstr *spec) {
     format_str(t, v.s, l, !explicit_align);
 }
 
-/* ---- format % values
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- format % values ------------------------------------------------------------------------- */
 
 typedef struct percent {
     jinja *j;
@@ -436,8 +433,7 @@ jval jinja_percent_format(jinja *j, const jstr *format, jval args) {
     return v;
 }
 
-/* ---- '{}'.format()
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- '{}'.format() --------------------------------------------------------------------------- */
 
 typedef struct brace {
     jinja *j;

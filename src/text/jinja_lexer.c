@@ -3,7 +3,7 @@
  * White space around tags, in the order the reference applies it: a '-' strips all of it on that side; '+' on the left,
  * or before '%}' on the right, keeps it; otherwise blanks between the start of a line and a {% or {# tag are dropped
  * (lstrip_blocks), and one newline right behind %} or #} (trim_blocks). {{ }} is never trimmed by itself. */
-#include "text/jinja.h"
+#include "text/jinja_tree.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -58,9 +58,7 @@ static void advance(lexer *l, size_t to) {
     l->j->line = l->line;
 }
 
-/* ---- text
- * -----------------------------------------------------------------------------------------------------------------------
- */
+/* ---- text ------------------------------------------------------------------------------------ */
 
 /* Text up to a tag whose sign is `sign`: what remains of it. */
 static size_t trimmed_end(lexer *l, size_t from, size_t to, char sign, bool is_variable) {
@@ -146,8 +144,7 @@ static void lex_comment(lexer *l) {
     jinja_raise(l->j, "a comment is not closed");
 }
 
-/* ---- inside tags
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- inside tags ----------------------------------------------------------------------------- */
 
 static bool is_digit(char c) {
     return c >= '0' && c <= '9';
@@ -382,9 +379,7 @@ static void lex_tag(lexer *l, bool is_variable) {
     }
 }
 
-/* ---- the whole
- * ------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 /* \r\n and \r become \n; the last newline is dropped; bytes must be UTF-8. */
 static void normalize(lexer *l, const char *source, size_t n) {

@@ -1,6 +1,6 @@
 /* Attributes and items as the immutable sandbox gives them: v.name prefers the attribute, v[name] the item; what would
  * change a value, and whatever begins with an underscore, is undefined. */
-#include "text/jinja.h"
+#include "text/jinja_tree.h"
 
 #include <string.h>
 
@@ -31,8 +31,6 @@ static jval range_attribute(const jrange *r, const jstr *name) {
 
 static jval macro_attribute(jinja *j, const jmacro *m, const jstr *name) {
     const jnode *n = m->node;
-    if (m->is_loop)
-        return jinja_missing();
     if (jinja_is(name, "name"))
         return n->name ? jinja_of_str(n->name->text) : jinja_none();
     if (jinja_is(name, "catch_kwargs"))

@@ -1,10 +1,9 @@
 /* for: iterating, the loop variable, the filter behind the iterable, recursion. */
-#include "text/jinja.h"
+#include "text/jinja_tree.h"
 
 #include <string.h>
 
-/* ---- the loop variable
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- the loop variable ----------------------------------------------------------------------- */
 
 static bool peek(jinja *j, jloop *l) {
     if (l->after.kind == J_MISSING && !jinja_next(j, l->it, &l->after))
@@ -61,9 +60,7 @@ jval jinja_loop_attribute(jinja *j, jloop *l, const jstr *name) {
     return jinja_missing();
 }
 
-/* ---- for x in y if test
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- for x in y if test ---------------------------------------------------------------------- */
 
 typedef struct filtered {
     const jnode *loop;
@@ -89,9 +86,7 @@ static jiter *filter_items(jinja *j, jenv *around, const jnode *n, jval iterable
     return it;
 }
 
-/* ---- rounds
- * ------------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- rounds ---------------------------------------------------------------------------------- */
 
 /* env: the loop's variables; around: those of the function that it stands in. */
 static void run(jinja *j, jenv *env, jenv *around, const jnode *n, jval iterable, int64_t depth0, jflow *flow) {

@@ -124,7 +124,7 @@ void jinja_check_depth(jinja *j, int depth) {
         jinja_raise(j, "a value is nested more than %d deep", JINJA_MAX_DATA_DEPTH);
 }
 
-/* ---- text being built ------------------------------------------------------------------------------------------- */
+/* ---- text being built ------------------------------------------------------------------------ */
 
 static void reserve(jtext *t, size_t more) {
     if (t->capacity - t->n >= more)

@@ -5,9 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- dict
- * -----------------------------------------------------------------------------------------------------------------------
- */
+/* ---- dict ------------------------------------------------------------------------------------ */
 
 static jval dict_get(jinja *j, jval self, const jval *a) {
     jval *v = jinja_dict_find(j, self.d, a[0]);
@@ -50,8 +48,7 @@ static const jbuiltin dict_methods[] = {
     {"keys", "/", 0, dict_keys, NULL},          {"values", "/", 0, dict_values, NULL},
 };
 
-/* ---- list, tuple, range
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- list, tuple, range ---------------------------------------------------------------------- */
 
 static jval seq_count(jinja *j, jval self, const jval *a) {
     int64_t count = 0;
@@ -98,9 +95,7 @@ static const jbuiltin range_methods[] = {
     {"index", "/value", 1, seq_index, NULL},
 };
 
-/* ---- numbers
- * ----------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 static jval number_self(jinja *j, jval self, const jval *a) {
     return jinja_positive(j, self);
@@ -133,9 +128,7 @@ static const jbuiltin float_methods[] = {
     {"is_integer", "/", 0, float_is_integer, NULL},
 };
 
-/* ---- loop, cycler
- * --------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- loop, cycler ---------------------------------------------------------------------------- */
 
 static jval loop_cycle(jinja *j, jval self, const jargs *args) {
     if (!args->n || args->named_n)
@@ -174,9 +167,7 @@ static const jbuiltin cycler_methods[] = {
     {"reset", "", 0, cycler_reset, NULL},
 };
 
-/* ---- which kind has which
- * ------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- which kind has which -------------------------------------------------------------------- */
 
 static bool is_one_of(const jstr *name, const char *const *names) {
     for (; *names; names++)

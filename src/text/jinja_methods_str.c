@@ -13,8 +13,7 @@ static jstr *joining(jinja *j, jval self, jval v, const char *what) {
     return self.s->markup ? jinja_escape(j, v).s : s;
 }
 
-/* ---- find, count, startswith
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- find, count, startswith ----------------------------------------------------------------- */
 
 typedef struct part {
     int64_t from, to; /* code points; to < from: before the text's end there is no such part */
@@ -135,8 +134,7 @@ static jval str_removesuffix(jinja *j, jval self, const jval *a) {
     return has ? jinja_substr(j, self.s, 0, self.s->n - what->n) : self;
 }
 
-/* ---- split, join, strip, replace
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- split, join, strip, replace ------------------------------------------------------------- */
 
 static jval split(jinja *j, jval self, const jval *a, jval (*by)(jinja *, jstr *, const jstr *, int64_t)) {
     const jstr *sep = jinja_given(a[0]) ? jinja_arg_str(j, a[0], "split: the separator") : NULL;
@@ -206,9 +204,7 @@ static jval str_replace(jinja *j, jval self, const jval *a) {
     return jinja_replace(j, self.s, from, to, a[2].kind == J_MISSING ? -1 : jinja_arg_int(j, a[2], "replace: count"));
 }
 
-/* ---- padding
- * ----------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- padding --------------------------------------------------------------------------------- */
 
 static jstr *fill_of(jinja *j, jval self, jval v) {
     if (v.kind == J_MISSING)
@@ -269,9 +265,7 @@ static jval str_expandtabs(jinja *j, jval self, const jval *a) {
     return keep_markup(j, self, jinja_text(&t));
 }
 
-/* ---- case
- * ---------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- case ------------------------------------------------------------------------------------ */
 
 static jval str_upper(jinja *j, jval self, const jval *a) {
     return jinja_upper(j, self.s);
@@ -292,9 +286,7 @@ static jval str_casefold(jinja *j, jval self, const jval *a) {
     return jinja_casefold(j, self.s);
 }
 
-/* ---- is...
- * ------------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- is... ----------------------------------------------------------------------------------- */
 
 static bool is_alnum(int32_t cp) {
     return cp != '_' && jinja_is_word(cp);
@@ -349,8 +341,7 @@ static jval str_isidentifier(jinja *j, jval self, const jval *a) {
 }
 
 static jval run_test(jinja *j, jval self, const char *name) {
-    jargs none = {0};
-    return jinja_call_builtin(j, jinja_find_test(jinja_str(j, name).s), self, &none);
+    return jinja_call_builtin(j, jinja_find_test(jinja_str(j, name).s), self, &jinja_no_args);
 }
 
 static jval str_islower(jinja *j, jval self, const jval *a) {
@@ -376,9 +367,7 @@ static jval str_istitle(jinja *j, jval self, const jval *a) {
     return jinja_bool(any);
 }
 
-/* ---- format
- * --------------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- format ---------------------------------------------------------------------------------- */
 
 static jval str_format(jinja *j, jval self, const jargs *args) {
     return jinja_brace_format(j, self.s, args);
@@ -391,7 +380,9 @@ static jval str_format_map(jinja *j, jval self, const jval *a) {
     for (size_t i = 0; i < a[0].d->n; i++)
         if (a[0].d->at[i].key.kind == J_STR)
             jinja_dict_put(j, named, a[0].d->at[i].key, a[0].d->at[i].value);
-    jargs args = {.named = named->at, .named_n = named->n};
+    jargs args = jinja_no_args;
+    args.named = named->at;
+    args.named_n = named->n;
     return jinja_brace_format(j, self.s, &args);
 }
 

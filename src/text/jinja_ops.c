@@ -31,8 +31,7 @@ static _Noreturn void raise_overflow(jinja *j, jop op) {
     jinja_raise(j, "the result of '%s' does not fit in 64 bits", op_names[op]);
 }
 
-/* ---- numbers
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 static jval int_power(jinja *j, int64_t base, int64_t exponent) {
     if (exponent < 0) {
@@ -121,8 +120,7 @@ static jval float_op(jinja *j, jop op, double a, double b) {
     }
 }
 
-/* ---- strings and lists
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- strings and lists ----------------------------------------------------------------------- */
 
 /* Does the tail's buffer have room for `more` elements right behind `end`? */
 static bool can_append(const jtail *tail, const void *end, size_t size, size_t more) {
@@ -245,8 +243,7 @@ jval jinja_positive(jinja *j, jval v) {
     return jinja_int(jinja_arg_int(j, v, "'+'"));
 }
 
-/* ---- slices
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- slices ---------------------------------------------------------------------------------- */
 
 typedef struct window {
     int64_t start, stop, step, n;

@@ -1,5 +1,5 @@
 /* Tokens to statement trees: text, {{ }} and the {% %} tags. */
-#include "text/jinja.h"
+#include "text/jinja_tree.h"
 
 #include <string.h>
 

@@ -1,134 +1,10 @@
 /* Tokens to expression trees. Grammar and precedence are jinja2's: or, and, not, comparisons, + -, ~, * / // %, **,
  * unary, postfix, filters and tests. */
-#include "text/jinja.h"
+#include "text/jinja_tree.h"
 
 #include <string.h>
 
-/* ---- tokens
- * ---------------------------------------------------------------------------------------------------------------------
- */
-
-const jtoken *jinja_token(const jparser *p) {
-    return &p->tokens.at[p->at];
-}
-
-const jtoken *jinja_peek(const jparser *p) {
-    return &p->tokens.at[p->at + 1 < p->tokens.n ? p->at + 1 : p->tokens.n - 1];
-}
-
-const jtoken *jinja_advance(jparser *p) {
-    const jtoken *t = jinja_token(p);
-    if (p->at + 1 < p->tokens.n)
-        p->at++;
-    p->j->line = jinja_token(p)->line;
-    return t;
-}
-
-static bool is_token(const jtoken *t, jtoken_kind kind, const char *text) {
-    return t->kind == kind && jinja_is(t->text, text);
-}
-
-bool jinja_at_op(const jparser *p, const char *op) {
-    return is_token(jinja_token(p), JT_OPERATOR, op);
-}
-
-bool jinja_at_name(const jparser *p, const char *name) {
-    return is_token(jinja_token(p), JT_NAME, name);
-}
-
-static bool skip_if(jparser *p, bool there) {
-    if (there)
-        jinja_advance(p);
-    return there;
-}
-
-bool jinja_skip_op(jparser *p, const char *op) {
-    return skip_if(p, jinja_at_op(p, op));
-}
-
-bool jinja_skip_name(jparser *p, const char *name) {
-    return skip_if(p, jinja_at_name(p, name));
-}
-
-static const char *const kind_names[] = {
-    [JT_EOF] = "the end of the template",
-    [JT_DATA] = "text",
-    [JT_BLOCK_BEGIN] = "'{%'",
-    [JT_BLOCK_END] = "'%}'",
-    [JT_VARIABLE_BEGIN] = "'{{'",
-    [JT_VARIABLE_END] = "'}}'",
-    [JT_NAME] = "a name",
-    [JT_STRING] = "a string",
-    [JT_INTEGER] = "a number",
-    [JT_FLOAT] = "a number",
-    [JT_OPERATOR] = "an operator",
-};
-
-_Noreturn void jinja_unexpected(jparser *p, const char *expected) {
-    const jtoken *t = jinja_token(p);
-    if (t->kind == JT_NAME || t->kind == JT_OPERATOR)
-        jinja_raise(p->j, "expected %s, found '%.*s'", expected, (int)(t->text->n > 100 ? 100 : t->text->n),
-                    t->text->p);
-    jinja_raise(p->j, "expected %s, found %s", expected, kind_names[t->kind]);
-}
-
-void jinja_expect(jparser *p, jtoken_kind kind, const char *text) {
-    const jtoken *t = jinja_token(p);
-    if (t->kind == kind && (!text || jinja_is(t->text, text))) {
-        jinja_advance(p);
-        return;
-    }
-    char quoted[40];
-    if (text) {
-        quoted[0] = '\'';
-        strcpy(quoted + 1, text);
-        strcat(quoted, "'");
-    }
-    jinja_unexpected(p, text ? quoted : kind_names[kind]);
-}
-
-/* ---- nodes
- * ----------------------------------------------------------------------------------------------------------------------
- */
-
-jnode *jinja_node(jparser *p, jnode_kind kind, int line) {
-    jnode *n = jinja_alloc(p->j, sizeof *n);
-    n->kind = kind;
-    n->line = line;
-    n->height = 1;
-    return n;
-}
-
-void jinja_node_push(jparser *p, jnodes *list, jnode *n) {
-    void *at = list->at;
-    jinja_grow(p->j, &at, &list->capacity, list->n, sizeof *list->at);
-    list->at = at;
-    list->at[list->n++] = n;
-}
-
-static int taller(int height, const jnode *child) {
-    return child && child->height >= height ? child->height + 1 : height;
-}
-
-jnode *jinja_node_done(jparser *p, jnode *n) {
-    n->height = taller(taller(taller(1, n->a), n->b), n->c);
-    for (size_t i = 0; i < n->items.n; i++)
-        n->height = taller(n->height, n->items.at[i]);
-    if (n->args) {
-        n->height = taller(taller(n->height, n->args->star), n->args->star2);
-        for (size_t i = 0; i < n->args->named_n; i++)
-            n->height = taller(n->height, n->args->named[i].value);
-    }
-    if (n->height > JINJA_MAX_HEIGHT)
-        jinja_raise(p->j, "an expression of more than %d parts in each other", JINJA_MAX_HEIGHT);
-    return n;
-}
-
-void jinja_nest(jparser *p, int by) {
-    p->nesting += by;
-    if (p->nesting > JINJA_MAX_NESTING)
-        jinja_raise(p->j, "constructs nested more than %d deep", JINJA_MAX_NESTING);
-}
+/* ---- primary --------------------------------------------------------------------------------- */
 
 static jnode *node_of(jparser *p, jnode_kind kind, int line, jnode *a, jnode *b) {
     jnode *n = jinja_node(p, kind, line);
@@ -142,26 +18,6 @@ static jnode *constant(jparser *p, jval value, int line) {
     n->value = value;
     return n;
 }
-
-jname *jinja_intern(jparser *p, const jstr *text) {
-    uint32_t h = 2166136261u;
-    for (size_t i = 0; i < text->n; i++)
-        h = (h ^ (unsigned char)text->p[i]) * 16777619u;
-    jname **chain = &p->names[h % p->names_size];
-    for (jname *name = *chain; name; name = name->next) {
-        jinja_work(p->j, 0);
-        if (jinja_same(name->text, text))
-            return name;
-    }
-    jname *name = jinja_alloc(p->j, sizeof *name);
-    name->text = text;
-    name->next = *chain;
-    return *chain = name;
-}
-
-/* ---- primary
- * ----------------------------------------------------------------------------------------------------------------------
- */
 
 static jnode *parse_cond(jparser *p);
 
@@ -276,8 +132,7 @@ static jnode *parse_primary(jparser *p, bool namespaces) {
     return n;
 }
 
-/* ---- postfix: .name, [item], (arguments), |filter, is test
- * -------------------------------------------------------------------------- */
+/* ---- postfix: .name, [item], (arguments), |filter, is test ----------------------------------- */
 
 static void add_named(jparser *p, jcallargs *args, size_t *capacity) {
     const jstr *name = jinja_advance(p)->text;
@@ -306,7 +161,7 @@ static void parse_arguments(jparser *p, jnode *n) {
             if (jinja_at_op(p, ")"))
                 break;
         }
-        bool is_named = jinja_token(p)->kind == JT_NAME && is_token(jinja_peek(p), JT_OPERATOR, "=");
+        bool is_named = jinja_token(p)->kind == JT_NAME && jinja_token_is(jinja_peek(p), JT_OPERATOR, "=");
         bool is_star = jinja_at_op(p, "*");
         if (args->star2 || (is_star && args->star) ||
             (!is_named && !jinja_at_op(p, "**") && !is_star && (args->named_n || args->star)))
@@ -463,9 +318,7 @@ static jnode *parse_filters_and_tests(jparser *p, jnode *n) {
     }
 }
 
-/* ---- operators
- * -------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- operators ------------------------------------------------------------------------------- */
 
 static jnode *parse_unary(jparser *p, bool with_filter) {
     int line = jinja_token(p)->line;
@@ -544,7 +397,7 @@ static bool take_comparison(jparser *p, jop *op) {
     static const operator_token table[] = {{"==", JOP_EQ}, {"!=", JOP_NE}, {"<", JOP_LT},
                                            {"<=", JOP_LE}, {">", JOP_GT},  {">=", JOP_GE}};
     const operator_token *o = operator_at(p, table, SL_COUNT(table));
-    bool not_in = jinja_at_name(p, "not") && is_token(jinja_peek(p), JT_NAME, "in");
+    bool not_in = jinja_at_name(p, "not") && jinja_token_is(jinja_peek(p), JT_NAME, "in");
     if (!o && !not_in && !jinja_at_name(p, "in"))
         return false;
     *op = o ? o->op : not_in ? JOP_NOT_IN : JOP_IN;
@@ -619,9 +472,7 @@ jnode *jinja_parse_expression(jparser *p, bool with_cond) {
     return with_cond ? parse_cond(p) : parse_or(p);
 }
 
-/* ---- targets
- * -------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- targets --------------------------------------------------------------------------------- */
 
 static void make_store(jparser *p, jnode *n) {
     n->store = true;

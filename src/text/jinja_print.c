@@ -1,13 +1,12 @@
 /* str() and repr() of every value, byte for byte as Python prints it, and pprint. */
-#include "text/jinja.h"
+#include "text/jinja_tree.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- numbers
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 /* Shortest digits that read back as f. If 15 digits do, cutting their zeros gives the shortest; else the nearest 16
  * or 17. */
@@ -53,8 +52,7 @@ void jinja_put_float(jtext *t, double f) {
         jinja_putf(t, "%.*s.%s", exponent + 1, digits, digits + exponent + 1);
 }
 
-/* ---- repr
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- repr ------------------------------------------------------------------------------------ */
 
 static void put_escaped_point(jtext *t, int32_t cp, char quote) {
     if (cp == quote || cp == '\\')
@@ -125,7 +123,7 @@ static void put_range(jtext *t, const jrange *r) {
 }
 
 static void put_macro(jtext *t, const jmacro *m) {
-    if (m->is_loop || !m->node->name) {
+    if (!m->node->name) {
         jinja_puts(t, "<Macro anonymous>");
         return;
     }
@@ -215,8 +213,7 @@ jstr *jinja_soft_str(jinja *j, jval v) {
     return v.kind == J_STR ? v.s : jinja_to_str(j, v);
 }
 
-/* ---- pprint: width 80, dicts sorted
- * ------------------------------------------------------------------------------------------ */
+/* ---- pprint: width 80, dicts sorted ---------------------------------------------------------- */
 
 #define PPRINT_WIDTH 80
 

@@ -10,7 +10,7 @@
  * A scope is first scanned for its names (the statements of inner scopes left out), then its references are resolved
  * and inner scopes opened: so every scope around the one at hand is complete. Names hold the chain of their open
  * variables. */
-#include "text/jinja.h"
+#include "text/jinja_tree.h"
 
 #include <string.h>
 
@@ -48,9 +48,7 @@ struct scope {
     bool has_blocks;
 };
 
-/* ---- walking
- * -----------------------------------------------------------------------------------------------------------------------
- */
+/* ---- walking --------------------------------------------------------------------------------- */
 
 typedef void (*visitor)(void *ctx, jnode *n);
 
@@ -146,9 +144,7 @@ static void forbid_loop_store(void *ctx, jnode *n) {
         visit_children(n, forbid_loop_store, ctx);
 }
 
-/* ---- variables
- * ------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- variables ------------------------------------------------------------------------------- */
 
 static uint32_t slot_of(scope *s, jname *name) {
     for (struct jslot *slot = name->slots; slot; slot = slot->next) {
@@ -228,8 +224,7 @@ static void close_scope(scope *s, jscope *out) {
     }
 }
 
-/* ---- scan: the names of one scope
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- scan: the names of one scope ------------------------------------------------------------ */
 
 typedef struct scan_ctx {
     scope *s;
@@ -298,9 +293,7 @@ static void scan_target(scope *s, jnode *target) {
     scan(&c, target);
 }
 
-/* ---- resolve
- * -------------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- resolve --------------------------------------------------------------------------------- */
 
 static void resolve(void *ctx, jnode *n);
 

@@ -74,8 +74,7 @@ size_t jinja_find_last(jinja *j, const jstr *s, const jstr *what, size_t to) {
     return SIZE_MAX;
 }
 
-/* ---- strip, split ---------------------------------------------------------------------------------------------------
- */
+/* ---- strip, split ---------------------------------------------------------------------------- */
 
 static bool strippable(jinja *j, int32_t cp, const jstr *chars) {
     if (!chars)
@@ -104,10 +103,8 @@ static jval split_space(jinja *j, jstr *s, int64_t max) {
         if (at == s->n)
             return list;
         size_t from = at;
-        if (max == 0) {
-            jstr rest = {.p = s->p + from, .n = s->n - from, .points = -1, .markup = s->markup};
-            jval last = jinja_strip(j, &rest, NULL, false, true);
-            jinja_push(j, list, jinja_substr(j, s, from, from + last.s->n));
+        if (max == 0) { /* the rest as it is */
+            jinja_push(j, list, jinja_substr(j, s, from, s->n));
             return list;
         }
         max--;
@@ -154,9 +151,7 @@ static jval rsplit_space(jinja *j, jstr *s, int64_t max) {
             return reversed_list(list);
         size_t from = to;
         if (max == 0) {
-            jstr rest = {.p = s->p, .n = to, .points = -1, .markup = s->markup};
-            jval first = jinja_strip(j, &rest, NULL, true, false);
-            jinja_push(j, list, jinja_substr(j, s, to - first.s->n, to));
+            jinja_push(j, list, jinja_substr(j, s, 0, to));
             return reversed_list(list);
         }
         max--;
@@ -203,8 +198,7 @@ jval jinja_splitlines(jinja *j, jstr *s, bool keep) {
     return list;
 }
 
-/* ---- replace, escape, pad -------------------------------------------------------------------------------------------
- */
+/* ---- replace, escape, pad -------------------------------------------------------------------- */
 
 static void replace_empty(jtext *t, const jstr *s, const jstr *to, int64_t count) {
     size_t at = 0, bytes;
@@ -293,8 +287,7 @@ jval jinja_pad(jinja *j, jstr *s, int64_t left, int64_t right, const jstr *fill)
     return v;
 }
 
-/* ---- case -----------------------------------------------------------------------------------------------------------
- */
+/* ---- case ------------------------------------------------------------------------------------ */
 
 #define CAPITAL_SIGMA 0x3A3
 

@@ -4,8 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- strings ------------------------------------------------------------------------------------------------------
- */
+/* ---- strings --------------------------------------------------------------------------------- */
 
 jstr *jinja_view_n(jinja *j, const char *p, size_t n) {
     jstr *s = jinja_alloc(j, sizeof *s);
@@ -47,8 +46,7 @@ bool jinja_same(const jstr *a, const jstr *b) {
     return a == b || (a->n == b->n && memcmp(a->p, b->p, a->n) == 0);
 }
 
-/* ---- undefined ------------------------------------------------------------------------------------------------------
- */
+/* ---- undefined ------------------------------------------------------------------------------- */
 
 static jval undefined(jinja *j, jundef u) {
     jundef *copy = jinja_alloc(j, sizeof *copy);
@@ -82,17 +80,14 @@ _Noreturn void jinja_raise_undefined(jinja *j, const jundef *u) {
     jinja_raise(j, "a %s has no attribute or item '%.*s'", jinja_type(u->owner), n, name);
 }
 
-/* ---- lists
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- lists ----------------------------------------------------------------------------------- */
 
 jval jinja_seq_new(jinja *j, jkind kind, size_t capacity) {
+    static jval nothing; /* never written: the capacity is 0 */
     jseq *s = jinja_alloc(j, sizeof *s);
     s->tail = jinja_alloc(j, sizeof *s->tail);
-    if (capacity) {
-        s->at = jinja_alloc_array(j, capacity, sizeof *s->at);
-        s->tail->base = s->at;
-        s->tail->capacity = capacity;
-    }
+    s->at = capacity ? jinja_alloc_array(j, capacity, sizeof *s->at) : &nothing;
+    *s->tail = (jtail){.base = s->at, .capacity = capacity};
     return (jval){.kind = kind, .seq = s};
 }
 
@@ -124,8 +119,7 @@ jval jinja_tuple(jinja *j, const jval *at, size_t n) {
     return seq_copy(j, J_TUPLE, at, n);
 }
 
-/* ---- dicts
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- dicts ----------------------------------------------------------------------------------- */
 
 #define INDEX_ABOVE 8
 
@@ -263,8 +257,7 @@ void jinja_dict_put(jinja *j, jdict *d, jval key, jval value) {
     d->index[probe(j, d, key, h, &found)] = (uint32_t)d->n;
 }
 
-/* ---- truth, equality, order ----------------------------------------------------------------------------------------
- */
+/* ---- truth, equality, order ------------------------------------------------------------------ */
 
 bool jinja_truth(jinja *j, jval v) {
     switch (v.kind) {
@@ -558,44 +551,4 @@ const char *jinja_type(jval v) {
     if (v.kind == J_ITER)
         return v.iter->type;
     return names[v.kind];
-}
-
-/* ---- JSON ---------------------------------------------------------------------------------------------------------
- */
-
-static jval from_object(jinja *j, json_t *json, int depth) {
-    jdict *d = jinja_dict_new(j);
-    for (void *it = json_object_iter(json); it; it = json_object_iter_next(json, it)) {
-        const char *key = json_object_iter_key(it);
-        jinja_dict_put(j, d, jinja_str(j, key), jinja_from_json(j, json_object_iter_value(it), depth + 1));
-    }
-    return jinja_of_dict(d);
-}
-
-/* Strings share the bytes of `json`, which outlives the rendering. */
-jval jinja_from_json(jinja *j, const json_t *json, int depth) {
-    if (depth > JINJA_MAX_DATA_DEPTH)
-        jinja_raise(j, "the data given is nested more than %d deep", JINJA_MAX_DATA_DEPTH);
-    switch (json_typeof(json)) {
-    case JSON_OBJECT:
-        return from_object(j, (json_t *)json, depth);
-    case JSON_ARRAY: {
-        size_t n = json_array_size(json);
-        jval list = jinja_seq_new(j, J_LIST, n);
-        for (size_t i = 0; i < n; i++)
-            jinja_push(j, list, jinja_from_json(j, json_array_get(json, i), depth + 1));
-        return list;
-    }
-    case JSON_STRING:
-        return jinja_str_n(j, json_string_value(json), json_string_length(json));
-    case JSON_INTEGER:
-        return jinja_int(json_integer_value(json));
-    case JSON_REAL:
-        return jinja_float(json_real_value(json));
-    case JSON_TRUE:
-    case JSON_FALSE:
-        return jinja_bool(json_is_true(json));
-    default:
-        return jinja_none();
-    }
 }

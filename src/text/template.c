@@ -2,7 +2,7 @@
  * jinja_*.c. */
 #include "text/text.h"
 
-#include "text/jinja.h"
+#include "text/jinja_tree.h"
 
 #include <locale.h>
 #include <stdlib.h>
@@ -41,8 +41,7 @@ static bool run(jinja *j, void (*work)(jinja *, void *), void *ctx) {
     return ok;
 }
 
-/* ---- compile
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- compile --------------------------------------------------------------------------------- */
 
 typedef struct compilation {
     const char *source;
@@ -77,8 +76,7 @@ void sl_template_free(sl_template *t) {
     free(t);
 }
 
-/* ---- render
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- render ---------------------------------------------------------------------------------- */
 
 typedef struct rendering {
     const jtemplate *tree;
@@ -113,8 +111,7 @@ bool sl_template_render(const sl_template *t, const json_t *globals, int64_t now
     return jinja_render_within(t, globals, now, &render_limits, out, err);
 }
 
-/* ---- a checkpoint's template
- * -------------------------------------------------------------------------------------------------- */
+/* ---- a checkpoint's template ----------------------------------------------------------------- */
 
 static char *none(size_t *n, sl_error *err) {
     *n = 0;
@@ -167,17 +164,14 @@ static char *config_source(const sl_ckpt *c, bool tools, size_t *n, sl_error *er
 }
 
 char *sl_template_source(const sl_ckpt *c, bool tools, size_t *n, sl_error *err) {
-    static const char *const files[] = {"additional_chat_templates/tool_use.jinja", "chat_template.jinja"};
     sl_error own;
     if (!err)
         err = &own;
     *err = (sl_error){.code = SL_OK};
     if (sl_ckpt_get_kind(c) == SL_CKPT_GGUF)
         return gguf_source(c, tools, n, err);
-    for (size_t i = tools ? 0 : 1; i < SL_COUNT(files); i++) {
-        char *text = sl_ckpt_text(c, files[i], n, err);
-        if (text || err->code != SL_OK)
-            return text;
-    }
+    char *text = sl_ckpt_text(c, "chat_template.jinja", n, err);
+    if (text || err->code != SL_OK)
+        return text;
     return config_source(c, tools, n, err);
 }

@@ -77,8 +77,7 @@
     "[\\x{4e00}-\\x{9fff}\\x{3400}-\\x{4dbf}\\x{f900}-\\x{faff}\\x{3040}-\\x{309f}\\x{30a0}-\\x{30ff}\\x{ff65}-"       \
     "\\x{ff9f}\\x{2f00}-\\x{2fdf}\\x{e40}-\\x{e7f}\\x{e80}-\\x{eff}\\x{1780}-\\x{17ff}\\x{1000}-\\x{109f}\\x{aa60}-"   \
     "\\x{aa7f}\\x{a9e0}-\\x{a9ff}\\x{ac00}-\\x{d7af}\\x{1100}-\\x{11ff}]+"
-/* Digits in threes from the right. A number is a piece of its own by then; ^ saves looking ahead at each of its places.
- */
+/* Digits in threes from the right, of a number that is a piece of its own; ^ saves looking ahead at each place. */
 #define THREES "^\\p{N}{1,2}(?=(?:\\p{N}{3})+$)|\\p{N}{3}"
 
 static const text_pre_row rows[] = {

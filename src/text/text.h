@@ -32,7 +32,9 @@ typedef struct sl_encode_options {
     bool bos_eos; /* add what the checkpoint's post-processor or add_bos/add_eos flags add */
 } sl_encode_options;
 
-/* Ids of n bytes of text (any bytes, any length; near-linear time). *ids is allocated, caller frees. */
+/* Ids of n bytes of text (any bytes, any length; near-linear time). *ids is allocated, caller frees.
+ * As in the reference, a character for which the vocabulary has neither tokens nor an unknown token is left out; a byte that is no UTF-8 and has no
+ * token is encoded as U+FFFD. */
 bool sl_encode(const sl_tokenizer *t, const char *text, size_t n, sl_encode_options opt, int32_t **ids, size_t *count, sl_error *err);
 /* Appends the bytes of one token as it stands inside a text; control tokens only if `special`. Bytes may be a part of a UTF-8 character. */
 bool sl_decode_piece(const sl_tokenizer *t, int32_t id, bool special, sl_buf *out);

@@ -14,8 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes 0..255 have the ids 0..255 (as GPT-2's characters); then come these pieces, each with the merge that makes it.
- */
+/* Bytes 0..255 have the ids 0..255 (as GPT-2's characters); then come these pieces, each with its merge. */
 enum { T_HE = 256, T_HEL, T_LO, T_HELLO, T_SPACE_W, T_SPACE_WO, T_FIRST_FREE };
 
 /* tokenizer.json of that vocabulary, byte-level with GPT-2's regex; `model` and `fields` are inserted into the model

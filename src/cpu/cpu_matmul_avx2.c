@@ -1,13 +1,19 @@
-/* AVX2 with FMA and F16C: activations to int8, and the product of a matrix with one row of activations.
+/* AVX2 with FMA and F16C: activations to int8, and the product of a matrix with
+ * one row of activations.
  *
- * A row is walked in quads (cpu_quad.h): 32 codes are one vector of unsigned bytes, whose products with 32 activations
- * are summed in pairs to 16 bits, then to eight 32-bit sums, and those of four blocks to one vector of four. Pairs
- * cannot saturate: codes of up to six bits give at most 2 * 63 * 127; codes of eight are taken as signed, their
- * magnitudes of at most 128 against activations that bear their signs: 2 * 128 * 127 < 2^15. */
+ * A row is walked in quads (cpu_quad.h): 32 codes are one vector of unsigned
+ * bytes, whose products with 32 activations are summed in pairs to 16 bits,
+ * then to eight 32-bit sums, and those of four blocks to one vector of four.
+ * Pairs cannot saturate: codes of up to six bits give at most 2 * 63 * 127;
+ * codes of eight are taken as signed, their magnitudes of at most 128 against
+ * activations that bear their signs: 2 * 128 * 127 < 2^15. */
 #include "cpu/cpu_float_impl.h"
 #include "cpu/cpu_quad.h"
 
 #include <immintrin.h>
+
+/* Rows of activations that share the unpacked codes. */
+enum { ACTS = 4 };
 
 CPU_INLINE __m256i load256(const void *p) {
     return _mm256_loadu_si256((const __m256i *)p);
@@ -17,7 +23,9 @@ CPU_INLINE __m128i load128(const void *p) {
     return _mm_loadu_si128((const __m128i *)p);
 }
 
-/* ---- activations ------------------------------------------------------------------------------------------------ */
+/* ---- activations
+ * ------------------------------------------------------------------------------------------------
+ */
 
 CPU_INLINE uint32_t block_amax(const float *x) {
     __m256i m = _mm256_setzero_si256();
@@ -92,7 +100,9 @@ static void quantize_row(const float *x, int64_t cols, void *q) {
     }
 }
 
-/* ---- codes ------------------------------------------------------------------------------------------------------ */
+/* ---- codes
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 /* 16 packed bytes: low nibbles in the low half. */
 CPU_INLINE __m256i nibbles(const uint8_t *p) {
@@ -126,7 +136,8 @@ CPU_INLINE __m256i codes_q6_k(const uint8_t *p, int run) {
     return _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(15)), _mm256_and_si256(high, _mm256_set1_epi8(0x30)));
 }
 
-/* The 32 codes of block j: unsigned; signed for Q8_0, and less 128 for AFFINE8; even columns first for AFFINE4. */
+/* The 32 codes of block j: unsigned; signed for Q8_0, and less 128 for AFFINE8;
+ * even columns first for AFFINE4. */
 CPU_INLINE __m256i load_codes(sl_format_id f, const quad *q, int j) {
     const uint8_t *p = q->p[j];
     switch (f) {
@@ -152,7 +163,9 @@ CPU_INLINE __m256i load_codes(sl_format_id f, const quad *q, int j) {
     }
 }
 
-/* ---- integers --------------------------------------------------------------------------------------------------- */
+/* ---- integers
+ * ---------------------------------------------------------------------------------------------------
+ */
 
 /* Sums of pairs of products, 16 bits. */
 CPU_INLINE __m256i pair_sums(sl_format_id f, __m256i codes, __m256i x) {
@@ -162,24 +175,41 @@ CPU_INLINE __m256i pair_sums(sl_format_id f, __m256i codes, __m256i x) {
     return _mm256_maddubs_epi16(codes, x);
 }
 
-/* Q6_K: the two sub-scales of block j over the halves, of the quad's eight in both halves of `sub`. */
+/* Q6_K: the two sub-scales of block j over the halves, of the quad's eight in
+ * both halves of `sub`. */
 CPU_INLINE __m256i sub_scales(__m256i sub, int j) {
     __m256i lo = _mm256_set1_epi16((short)((4 * j + 1) << 8 | 4 * j)), two = _mm256_set1_epi16(0x0202);
     return _mm256_shuffle_epi8(sub, _mm256_add_epi8(lo, _mm256_inserti128_si256(two, _mm_setzero_si128(), 0)));
 }
 
-/* I_b of the four blocks from b on. */
-CPU_INLINE __m128i quad_integers(sl_format_id f, const quad *q, const cpu_act *a, int64_t b) {
-    const int8_t *x = (f == SL_AFFINE4 ? a->even_odd : a->q) + 32 * b;
-    __m256i sub = _mm256_setzero_si256(), v[4];
+/* What the integers of a quad take from the weights: shared by rows of
+ * activations. */
+typedef struct quad_codes {
+    __m256i block[4];
+    __m256i sub; /* Q6_K: the eight sub-scales, 16 bits each, in both halves */
+} quad_codes;
+
+CPU_INLINE quad_codes load_quad(sl_format_id f, const quad *q) {
+    quad_codes c = {.sub = _mm256_setzero_si256()};
     if (f == SL_Q6_K) {
-        sub = _mm256_broadcastsi128_si256(
-            _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(q->p[0] + 192 + 8 * q->half))));
+        __m128i bytes = _mm_loadl_epi64((const __m128i *)(q->p[0] + 192 + 8 * q->half));
+        c.sub = _mm256_broadcastsi128_si256(_mm_cvtepi8_epi16(bytes));
     }
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
-        __m256i pairs = pair_sums(f, load_codes(f, q, j), load256(x + 32 * j));
-        v[j] = _mm256_madd_epi16(pairs, f == SL_Q6_K ? sub_scales(sub, j) : _mm256_set1_epi16(1));
+        c.block[j] = load_codes(f, q, j);
+    }
+    return c;
+}
+
+/* I_b of the four blocks from b on. */
+CPU_INLINE __m128i quad_integers(sl_format_id f, const quad_codes *c, const cpu_act *a, int64_t b) {
+    const int8_t *x = (f == SL_AFFINE4 ? a->even_odd : a->q) + 32 * b;
+    __m256i v[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        __m256i pairs = pair_sums(f, c->block[j], load256(x + 32 * j));
+        v[j] = _mm256_madd_epi16(pairs, f == SL_Q6_K ? sub_scales(c->sub, j) : _mm256_set1_epi16(1));
     }
     __m256i h = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
     __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
@@ -190,14 +220,16 @@ CPU_INLINE __m128i quad_integers(sl_format_id f, const quad *q, const cpu_act *a
         return _mm_sub_epi32(sum, load128(a->neg128 + b));
     }
     if (f == SL_Q6_K) {
-        __m256i eight = _mm256_cvtepi16_epi32(_mm256_castsi256_si128(sub));
+        __m256i eight = _mm256_cvtepi16_epi32(_mm256_castsi256_si128(c->sub));
         __m256i off = _mm256_mullo_epi32(eight, load256(a->neg32 + 2 * b));
         return _mm_add_epi32(sum, _mm_hadd_epi32(_mm256_castsi256_si128(off), _mm256_extracti128_si256(off, 1)));
     }
     return sum;
 }
 
-/* ---- scales ----------------------------------------------------------------------------------------------------- */
+/* ---- scales
+ * -----------------------------------------------------------------------------------------------------
+ */
 
 typedef struct scales {
     __m128 s, m;
@@ -249,44 +281,82 @@ CPU_INLINE scales load_scales(sl_format_id f, const sl_matrix *w, const quad *q,
     }
 }
 
-/* ---- the product ------------------------------------------------------------------------------------------------ */
+/* ---- the product
+ * ------------------------------------------------------------------------------------------------
+ */
 
-CPU_INLINE __m128 add_quad(sl_format_id f, const sl_matrix *w, const quad *q, int64_t row, const cpu_act *a, int64_t b,
-                           __m128 sum) {
+/* sum[k] += the quad from block b on times row k of n rows of activations. */
+CPU_INLINE void add_quad(sl_format_id f, const sl_matrix *w, const quad *q, int64_t row, const cpu_act *a, int n,
+                         int64_t b, __m128 *sum) {
     scales s = load_scales(f, w, q, row);
-    __m128 i = _mm_cvtepi32_ps(quad_integers(f, q, a, b));
-    sum = _mm_fmadd_ps(_mm_mul_ps(s.s, _mm_load_ps(a->d + b)), i, sum);
-    return cpu_has_bias(f) ? _mm_fmadd_ps(s.m, _mm_load_ps(a->xs + b), sum) : sum;
+    quad_codes c = load_quad(f, q);
+#pragma GCC unroll 4
+    for (int k = 0; k < n; k++) {
+        __m128 i = _mm_cvtepi32_ps(quad_integers(f, &c, &a[k], b));
+        sum[k] = _mm_fmadd_ps(_mm_mul_ps(s.s, _mm_load_ps(a[k].d + b)), i, sum[k]);
+        sum[k] = cpu_has_bias(f) ? _mm_fmadd_ps(s.m, _mm_load_ps(a[k].xs + b), sum[k]) : sum[k];
+    }
 }
 
-CPU_INLINE float dot_row(sl_format_id f, const sl_matrix *w, int64_t row, const cpu_act *a) {
+/* The last one to three blocks: partial sums of blocks that do not exist stay
+ * as they are. */
+CPU_INLINE void add_rest(sl_format_id f, const sl_matrix *w, const uint8_t *p, int64_t row, const cpu_act *a, int n,
+                         int64_t b, __m128 *sum) {
+    const int64_t blocks = w->cols / 32;
+    __m128i there = _mm_cmplt_epi32(_mm_setr_epi32(0, 1, 2, 3), _mm_set1_epi32((int)(blocks - b)));
+    quad q = quad_at(f, w, p, b, 0, blocks - 1);
+    __m128 all[ACTS];
+    memcpy(all, sum, (size_t)n * sizeof *sum);
+    add_quad(f, w, &q, row, a, n, b, all);
+    for (int k = 0; k < n; k++) {
+        sum[k] = _mm_blendv_ps(sum[k], all[k], _mm_castsi128_ps(there));
+    }
+}
+
+CPU_INLINE float fold(__m128 sum) {
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
+
+/* y[k * ldy] = row `row` of w times a[k], k < n. */
+CPU_INLINE void dot_row(sl_format_id f, const sl_matrix *w, int64_t row, const cpu_act *a, int n, float *y,
+                        int64_t ldy) {
     const uint8_t *p = w->part[0] + (uint64_t)row * w->row_bytes[0];
     const int64_t blocks = w->cols / 32, turn = 4 * quad_per_turn(f);
-    __m128 sum = _mm_setzero_ps();
+    __m128 sum[ACTS];
     int64_t b = 0;
+#pragma GCC unroll 4
+    for (int k = 0; k < n; k++) {
+        sum[k] = _mm_setzero_ps();
+    }
     for (; b + turn <= blocks; b += turn) {
         quad_prefetch(f, p, b);
 #pragma GCC unroll 2
         for (int h = 0; h < quad_per_turn(f); h++) {
             quad q = quad_at(f, w, p, b + 4 * h, h, b + turn);
-            sum = add_quad(f, w, &q, row, a, b + 4 * h, sum);
+            add_quad(f, w, &q, row, a, n, b + 4 * h, sum);
         }
     }
-    if (!quad_is_half(f) && b < blocks) { /* partial sums of blocks that do not exist stay as they are */
-        quad q = quad_at(f, w, p, b, 0, blocks - 1);
-        __m128i there = _mm_cmplt_epi32(_mm_setr_epi32(0, 1, 2, 3), _mm_set1_epi32((int)(blocks - b)));
-        sum = _mm_blendv_ps(sum, add_quad(f, w, &q, row, a, b, sum), _mm_castsi128_ps(there));
+    if (!quad_is_half(f) && b < blocks) {
+        add_rest(f, w, p, row, a, n, b, sum);
     }
-    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
-    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+#pragma GCC unroll 4
+    for (int k = 0; k < n; k++) {
+        y[k * ldy] = fold(sum[k]);
+    }
 }
 
-typedef void matvec_fn(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, float *y);
+/* n is 1 or ACTS. */
+typedef void matvec_fn(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, int n, float *y, int64_t ldy);
 
 #define MATVEC(name, f)                                                                                                \
-    static void matvec_##name(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, float *y) {            \
-        for (int64_t r = row0; r < row1; r++) {                                                                        \
-            y[r - row0] = dot_row(f, w, r, a);                                                                         \
+    static void matvec_##name(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, int n, float *y,       \
+                              int64_t ldy) {                                                                           \
+        for (int64_t r = row0; n == 1 && r < row1; r++) {                                                              \
+            dot_row(f, w, r, a, 1, y + r - row0, ldy);                                                                 \
+        }                                                                                                              \
+        for (int64_t r = row0; n == ACTS && r < row1; r++) {                                                           \
+            dot_row(f, w, r, a, ACTS, y + r - row0, ldy);                                                              \
         }                                                                                                              \
     }
 MATVEC(q4_0, SL_Q4_0)
@@ -309,13 +379,25 @@ static matvec_fn *const matvecs[SL_FORMAT_COUNT] = {
 static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,
                    void *scratch) {
     cpu_act a = cpu_rows_act(in, i);
-    matvecs[w->format](w, row0, row1, &a, y);
+    matvecs[w->format](w, row0, row1, &a, 1, y, 0);
+}
+
+static int64_t matvec_many(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,
+                           int64_t ldy, void *scratch) {
+    cpu_act a[ACTS];
+    int n = in->n - i >= ACTS ? ACTS : 1;
+    for (int k = 0; k < n; k++) {
+        a[k] = cpu_rows_act(in, i + k);
+    }
+    matvecs[w->format](w, row0, row1, a, n, y, ldy);
+    return n;
 }
 
 const cpu_matmul_isa cpu_matmul_avx2 = {
     .name = "avx2",
     .quantize_row = quantize_row,
     .matvec = matvec,
+    .matvec_many = matvec_many,
     .matmul_float = cpu_matmul_float,
     .silu_mul = v16_silu_mul,
 };

@@ -1,13 +1,20 @@
-/* NEON with dot products: activations to int8, and the product of a matrix with one row of activations.
+/* NEON with dot products: activations to int8, and the product of a matrix with
+ * one row of activations.
  *
- * A row is walked in quads (cpu_quad.h): 32 codes are two vectors of signed bytes, each multiplied with 16 activations
- * by one dot instruction; the four sums of four blocks are added pairwise to one vector of four. */
+ * A row is walked in quads (cpu_quad.h): 32 codes are two vectors of signed
+ * bytes, each multiplied with 16 activations by one dot instruction; the four
+ * sums of four blocks are added pairwise to one vector of four. */
 #include "cpu/cpu_float_impl.h"
 #include "cpu/cpu_quad.h"
 
 #include <arm_neon.h>
 
-/* ---- activations ------------------------------------------------------------------------------------------------ */
+/* Rows of activations that share the unpacked codes. */
+enum { ACTS = 4 };
+
+/* ---- activations
+ * ------------------------------------------------------------------------------------------------
+ */
 
 CPU_INLINE uint32_t block_amax(const float *x) {
     uint32x4_t m = vdupq_n_u32(0);
@@ -68,7 +75,9 @@ static void quantize_row(const float *x, int64_t cols, void *q) {
     }
 }
 
-/* ---- codes ------------------------------------------------------------------------------------------------------ */
+/* ---- codes
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 typedef struct codes {
     uint8x16_t lo, hi; /* columns 0..15, 16..31 (AFFINE4: even, odd) */
@@ -122,7 +131,8 @@ CPU_INLINE codes codes_q6_k(const uint8_t *p, int run) {
     return (codes){vsubq_u8(c.lo, vdupq_n_u8(32)), vsubq_u8(c.hi, vdupq_n_u8(32))};
 }
 
-/* The 32 codes of block j, to be read as signed: less 32 for Q6_K, less 128 for AFFINE8. */
+/* The 32 codes of block j, to be read as signed: less 32 for Q6_K, less 128 for
+ * AFFINE8. */
 CPU_INLINE codes load_codes(sl_format_id f, const quad *q, int j) {
     const uint8_t *p = q->p[j];
     switch (f) {
@@ -148,28 +158,43 @@ CPU_INLINE codes load_codes(sl_format_id f, const quad *q, int j) {
     }
 }
 
-/* ---- integers --------------------------------------------------------------------------------------------------- */
+/* ---- integers
+ * ---------------------------------------------------------------------------------------------------
+ */
+
+/* What the integers of a quad take from the weights: shared by rows of activations. */
+typedef struct quad_codes {
+    codes block[4];
+    const int8_t *sub; /* Q6_K: the eight sub-scales */
+} quad_codes;
+
+CPU_INLINE quad_codes load_quad(sl_format_id f, const quad *q) {
+    quad_codes c = {.sub = f == SL_Q6_K ? (const int8_t *)q->p[0] + 192 + 8 * q->half : NULL};
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        c.block[j] = load_codes(f, q, j);
+    }
+    return c;
+}
 
 /* Four integers whose sum is I_b of block j, but for constant offsets. */
-CPU_INLINE int32x4_t block_sums(sl_format_id f, const quad *q, int j, const int8_t *x) {
+CPU_INLINE int32x4_t block_sums(sl_format_id f, const quad_codes *c, int j, const int8_t *x) {
     const int32x4_t zero = vdupq_n_s32(0);
-    codes c = load_codes(f, q, j);
-    int8x16_t lo = vreinterpretq_s8_u8(c.lo), hi = vreinterpretq_s8_u8(c.hi);
+    int8x16_t lo = vreinterpretq_s8_u8(c->block[j].lo), hi = vreinterpretq_s8_u8(c->block[j].hi);
     if (f != SL_Q6_K) {
         return vdotq_s32(vdotq_s32(zero, lo, vld1q_s8(x)), hi, vld1q_s8(x + 16));
     }
-    const int8_t *sub = (const int8_t *)q->p[j] + 192 + 8 * q->half + 2 * j;
-    int32x4_t v = vmulq_n_s32(vdotq_s32(zero, lo, vld1q_s8(x)), sub[0]);
-    return vmlaq_n_s32(v, vdotq_s32(zero, hi, vld1q_s8(x + 16)), sub[1]);
+    int32x4_t v = vmulq_n_s32(vdotq_s32(zero, lo, vld1q_s8(x)), c->sub[2 * j]);
+    return vmlaq_n_s32(v, vdotq_s32(zero, hi, vld1q_s8(x + 16)), c->sub[2 * j + 1]);
 }
 
 /* I_b of the four blocks from b on. */
-CPU_INLINE int32x4_t quad_integers(sl_format_id f, const quad *q, const cpu_act *a, int64_t b) {
+CPU_INLINE int32x4_t quad_integers(sl_format_id f, const quad_codes *c, const cpu_act *a, int64_t b) {
     const int8_t *x = (f == SL_AFFINE4 ? a->even_odd : a->q) + 32 * b;
     int32x4_t v[4];
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
-        v[j] = block_sums(f, q, j, x + 32 * j);
+        v[j] = block_sums(f, c, j, x + 32 * j);
     }
     int32x4_t sum = vpaddq_s32(vpaddq_s32(v[0], v[1]), vpaddq_s32(v[2], v[3]));
     if (quad_offsets(f, a)) {
@@ -178,7 +203,9 @@ CPU_INLINE int32x4_t quad_integers(sl_format_id f, const quad *q, const cpu_act 
     return f == SL_AFFINE8 ? vsubq_s32(sum, vld1q_s32(a->neg128 + b)) : sum;
 }
 
-/* ---- scales ----------------------------------------------------------------------------------------------------- */
+/* ---- scales
+ * -----------------------------------------------------------------------------------------------------
+ */
 
 typedef struct scales {
     float32x4_t s, m;
@@ -233,45 +260,83 @@ CPU_INLINE scales load_scales(sl_format_id f, const sl_matrix *w, const quad *q,
     }
 }
 
-/* ---- the product ------------------------------------------------------------------------------------------------ */
+/* ---- the product
+ * ------------------------------------------------------------------------------------------------
+ */
 
-CPU_INLINE float32x4_t add_quad(sl_format_id f, const sl_matrix *w, const quad *q, int64_t row, const cpu_act *a,
-                                int64_t b, float32x4_t sum) {
+/* sum[k] += the quad from block b on times row k of n rows of activations. */
+CPU_INLINE void add_quad(sl_format_id f, const sl_matrix *w, const quad *q, int64_t row, const cpu_act *a, int n,
+                         int64_t b, float32x4_t *sum) {
     scales s = load_scales(f, w, q, row);
-    float32x4_t i = vcvtq_f32_s32(quad_integers(f, q, a, b));
-    sum = vfmaq_f32(sum, vmulq_f32(s.s, vld1q_f32(a->d + b)), i);
-    return cpu_has_bias(f) ? vfmaq_f32(sum, s.m, vld1q_f32(a->xs + b)) : sum;
+    quad_codes c = load_quad(f, q);
+#pragma GCC unroll 4
+    for (int k = 0; k < n; k++) {
+        float32x4_t i = vcvtq_f32_s32(quad_integers(f, &c, &a[k], b));
+        sum[k] = vfmaq_f32(sum[k], vmulq_f32(s.s, vld1q_f32(a[k].d + b)), i);
+        sum[k] = cpu_has_bias(f) ? vfmaq_f32(sum[k], s.m, vld1q_f32(a[k].xs + b)) : sum[k];
+    }
 }
 
-CPU_INLINE float dot_row(sl_format_id f, const sl_matrix *w, int64_t row, const cpu_act *a) {
+/* The last one to three blocks: partial sums of blocks that do not exist stay
+ * as they are. */
+CPU_INLINE void add_rest(sl_format_id f, const sl_matrix *w, const uint8_t *p, int64_t row, const cpu_act *a, int n,
+                         int64_t b, float32x4_t *sum) {
     static const uint32_t lane[4] = {0, 1, 2, 3};
+    const int64_t blocks = w->cols / 32;
+    uint32x4_t there = vcltq_u32(vld1q_u32(lane), vdupq_n_u32((uint32_t)(blocks - b)));
+    quad q = quad_at(f, w, p, b, 0, blocks - 1);
+    float32x4_t all[ACTS];
+    memcpy(all, sum, (size_t)n * sizeof *sum);
+    add_quad(f, w, &q, row, a, n, b, all);
+    for (int k = 0; k < n; k++) {
+        sum[k] = vbslq_f32(there, all[k], sum[k]);
+    }
+}
+
+CPU_INLINE float fold(float32x4_t sum) {
+    float32x2_t v = vadd_f32(vget_low_f32(sum), vget_high_f32(sum));
+    return vget_lane_f32(v, 0) + vget_lane_f32(v, 1);
+}
+
+/* y[k * ldy] = row `row` of w times a[k], k < n. */
+CPU_INLINE void dot_row(sl_format_id f, const sl_matrix *w, int64_t row, const cpu_act *a, int n, float *y,
+                        int64_t ldy) {
     const uint8_t *p = w->part[0] + (uint64_t)row * w->row_bytes[0];
     const int64_t blocks = w->cols / 32, turn = 4 * quad_per_turn(f);
-    float32x4_t sum = vdupq_n_f32(0);
+    float32x4_t sum[ACTS];
     int64_t b = 0;
+#pragma GCC unroll 4
+    for (int k = 0; k < n; k++) {
+        sum[k] = vdupq_n_f32(0);
+    }
     for (; b + turn <= blocks; b += turn) {
         quad_prefetch(f, p, b);
 #pragma GCC unroll 2
         for (int h = 0; h < quad_per_turn(f); h++) {
             quad q = quad_at(f, w, p, b + 4 * h, h, b + turn);
-            sum = add_quad(f, w, &q, row, a, b + 4 * h, sum);
+            add_quad(f, w, &q, row, a, n, b + 4 * h, sum);
         }
     }
-    if (!quad_is_half(f) && b < blocks) { /* partial sums of blocks that do not exist stay as they are */
-        quad q = quad_at(f, w, p, b, 0, blocks - 1);
-        uint32x4_t there = vcltq_u32(vld1q_u32(lane), vdupq_n_u32((uint32_t)(blocks - b)));
-        sum = vbslq_f32(there, add_quad(f, w, &q, row, a, b, sum), sum);
+    if (!quad_is_half(f) && b < blocks) {
+        add_rest(f, w, p, row, a, n, b, sum);
     }
-    float32x2_t v = vadd_f32(vget_low_f32(sum), vget_high_f32(sum));
-    return vget_lane_f32(v, 0) + vget_lane_f32(v, 1);
+#pragma GCC unroll 4
+    for (int k = 0; k < n; k++) {
+        y[k * ldy] = fold(sum[k]);
+    }
 }
 
-typedef void matvec_fn(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, float *y);
+/* n is 1 or ACTS. */
+typedef void matvec_fn(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, int n, float *y, int64_t ldy);
 
 #define MATVEC(name, f)                                                                                                \
-    static void matvec_##name(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, float *y) {            \
-        for (int64_t r = row0; r < row1; r++) {                                                                        \
-            y[r - row0] = dot_row(f, w, r, a);                                                                         \
+    static void matvec_##name(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, int n, float *y,       \
+                              int64_t ldy) {                                                                           \
+        for (int64_t r = row0; n == 1 && r < row1; r++) {                                                              \
+            dot_row(f, w, r, a, 1, y + r - row0, ldy);                                                                 \
+        }                                                                                                              \
+        for (int64_t r = row0; n == ACTS && r < row1; r++) {                                                           \
+            dot_row(f, w, r, a, ACTS, y + r - row0, ldy);                                                              \
         }                                                                                                              \
     }
 MATVEC(q4_0, SL_Q4_0)
@@ -294,13 +359,25 @@ static matvec_fn *const matvecs[SL_FORMAT_COUNT] = {
 static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,
                    void *scratch) {
     cpu_act a = cpu_rows_act(in, i);
-    matvecs[w->format](w, row0, row1, &a, y);
+    matvecs[w->format](w, row0, row1, &a, 1, y, 0);
+}
+
+static int64_t matvec_many(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,
+                           int64_t ldy, void *scratch) {
+    cpu_act a[ACTS];
+    int n = in->n - i >= ACTS ? ACTS : 1;
+    for (int k = 0; k < n; k++) {
+        a[k] = cpu_rows_act(in, i + k);
+    }
+    matvecs[w->format](w, row0, row1, a, n, y, ldy);
+    return n;
 }
 
 const cpu_matmul_isa cpu_matmul_neon = {
     .name = "neon",
     .quantize_row = quantize_row,
     .matvec = matvec,
+    .matvec_many = matvec_many,
     .matmul_float = cpu_matmul_float,
     .silu_mul = v16_silu_mul,
 };

@@ -119,7 +119,7 @@ static void observe(fake *f, const sl_step *s) {
 }
 
 static bool wait_held(fake *f, sl_step *s, sl_error *err) {
-    while (f->hold) {
+    while (f->hold && s->rows > f->hold_above) {
         f->holding = true;
         if (s->cancelled(s->user)) {
             f->cancelled_steps++;

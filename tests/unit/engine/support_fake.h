@@ -12,7 +12,8 @@ typedef struct fake {
     /* Faults and delays, -1 or 0: none. */
     _Atomic int32_t row_error_token; /* rows with this token fail by themselves */
     _Atomic int32_t nan_token;       /* a step with this token fails as a whole */
-    _Atomic bool hold;               /* steps wait until it is false or they are cancelled */
+    _Atomic bool hold;               /* steps wait until it is false or they are cancelled: */
+    _Atomic int hold_above;          /* those of more rows than this */
     _Atomic bool holding;            /* a step waits */
     /* Observations. */
     _Atomic int steps, rows, most_rows, mixed_steps, cancelled_steps;

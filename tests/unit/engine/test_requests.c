@@ -161,6 +161,30 @@ static void test_seeds(void **state) {
     fake_close(f);
 }
 
+/* Presence and frequency are of generated tokens: a prompt may repeat itself. */
+static void test_penalties_do_not_count_the_prompt(void **state) {
+    int32_t t[200];
+    fake *f = fake_open(&(fake_options){0});
+    srand(13);
+    fake_random_tokens(t, 50);
+    t[49] = fake_greedy(t, 48); /* what greedy would say is in the prompt already */
+    t[48] = t[49];
+    int32_t first = fake_greedy(t, 50);
+    t[0] = first;
+    while (fake_greedy(t, 50) != first) /* the prompt begins with what follows it */
+        t[1] = (t[1] + 1) % FAKE_VOCAB;
+    sl_generate_options o = prompt_of(t, 50, 60);
+    o.sampling.presence_penalty = 1000;
+    fake_result got = run(f, &o);
+    assert_int_equal(got.tokens[0], first);
+    bool seen[FAKE_VOCAB] = {false};
+    for (int i = 0; i < got.count; i++) {
+        assert_false(seen[got.tokens[i]]);
+        seen[got.tokens[i]] = true;
+    }
+    fake_close(f);
+}
+
 static void test_logprobs(void **state) {
     int32_t t[4] = {9, 8, 7, 6};
     fake *f = fake_open(&(fake_options){0});
@@ -416,15 +440,16 @@ static void test_cancelled_prefill_does_not_cost_the_others(void **state) {
     int32_t history[64];
     memcpy(history, t, sizeof(int32_t) * 5);
     assert_int_equal(ev.token, history[5] = fake_greedy(history, 5));
+    f->hold_above = 4;
     f->hold = true;
     sl_request *b = start(f, &prefill);
     await(&f->holding);
     sl_request_cancel(b);
-    f->hold = false;
     fake_result got;
-    fake_collect(b, &got);
+    fake_collect(b, &got); /* the step is still held: it was left within a layer */
     assert_int_equal(got.last.finish, SL_FINISH_CANCELLED);
     sl_request_free(b);
+    f->hold = false;
     fake_collect(a, &got);
     assert_int_equal(got.count, 29);
     for (int i = 0; i < 29; i++) {
@@ -618,6 +643,7 @@ int main(void) {
         cmocka_unit_test(test_sequence_holds_all_but_the_last),
         cmocka_unit_test(test_many_at_once_equal_one_by_one),
         cmocka_unit_test(test_seeds),
+        cmocka_unit_test(test_penalties_do_not_count_the_prompt),
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_full_context_is_length),
         cmocka_unit_test(test_end_token),

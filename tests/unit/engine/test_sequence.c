@@ -140,7 +140,11 @@ static void test_truncate(void **state) {
         u[n] = (t[n] + 1) % FAKE_VOCAB; /* other tokens over pages that the fork still shares */
         check_continues(s, u, n + 1);
     }
+    /* Pages past the end are given up: what is written there next is not the fork's. */
+    fake_append(s, u + 1, 200, NULL);
     sl_error err = {0};
+    assert_true(sl_seq_truncate(s, 0, &err));
+    assert_int_equal(engine_kv_stats_get(f->e.kv).blocks_used, 5); /* the fork's */
     assert_false(sl_seq_truncate(s, 9, &err));
     assert_int_equal(err.code, SL_ERR_ARGUMENT);
     assert_false(sl_seq_truncate(s, -1, &err));

@@ -1,12 +1,9 @@
-/* AVX2 with FMA and F16C: activations to int8, and the product of a matrix with
- * one row of activations.
+/* AVX2 with FMA and F16C: activations to int8, and the product of a matrix with one or four rows of them.
  *
- * A row is walked in quads (cpu_quad.h): 32 codes are one vector of unsigned
- * bytes, whose products with 32 activations are summed in pairs to 16 bits,
- * then to eight 32-bit sums, and those of four blocks to one vector of four.
- * Pairs cannot saturate: codes of up to six bits give at most 2 * 63 * 127;
- * codes of eight are taken as signed, their magnitudes of at most 128 against
- * activations that bear their signs: 2 * 128 * 127 < 2^15. */
+ * A row is walked in quads (cpu_quad.h): 32 codes are one vector of unsigned bytes, whose products with 32 activations
+ * are summed in pairs to 16 bits, then to eight 32-bit sums, and those of four blocks to one vector of four. Pairs
+ * cannot saturate: codes of up to six bits give at most 2 * 63 * 127; codes of eight are taken as signed, their
+ * magnitudes of at most 128 against activations that bear their signs: 2 * 128 * 127 < 2^15. */
 #include "cpu/cpu_float_impl.h"
 #include "cpu/cpu_quad.h"
 

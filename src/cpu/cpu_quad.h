@@ -1,6 +1,6 @@
-/* cpu_quad: how matvecs of one row at a time walk a quantised row: in quads of four blocks, whose four integer sums,
- * scales and partial sums are the lanes of one 128-bit vector. Private to cpu_matmul_avx2.c and cpu_matmul_neon.c. The
- * format is a compile-time constant in every call, so that the switches vanish. */
+/* cpu_quad: how products that take one row of weights at a time walk it: in quads of four blocks, whose four integer
+ * sums, scales and partial sums are the lanes of one 128-bit vector. Private to cpu_matmul_avx2.c and
+ * cpu_matmul_neon.c. The format is a compile-time constant in every call, so that the switches vanish. */
 #ifndef SL_CPU_QUAD_H
 #define SL_CPU_QUAD_H
 

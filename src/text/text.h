@@ -39,10 +39,7 @@ bool sl_encode(const sl_tokenizer *t, const char *text, size_t n, sl_encode_opti
 /* Appends the bytes of one token as it stands inside a text; control tokens only if `special`. Bytes may be a part of a UTF-8 character. */
 bool sl_decode_piece(const sl_tokenizer *t, int32_t id, bool special, sl_buf *out);
 /* Bytes of a whole sequence: what encode was given (SentencePiece's leading-space rule undone).
- * Named so because sl_decode is the engine's public call (sluice.h); write sl_decode_ids in new code. */
-#ifndef SLUICE_SLUICE_H
-#define sl_decode sl_decode_ids
-#endif
+ * (sl_decode is the engine's public call.) */
 bool sl_decode_ids(const sl_tokenizer *t, const int32_t *ids, size_t n, bool special, sl_buf *out, sl_error *err);
 
 /* ---- chat templates ------------------------------------------------------------------------------------------------- */

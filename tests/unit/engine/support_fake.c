@@ -261,3 +261,34 @@ void fake_collect(sl_request *r, fake_result *out) {
         out->text_size += out->last.text_size;
     } while (out->last.finish == SL_FINISH_NONE);
 }
+
+sl_request *fake_start(fake *f, const sl_generate_options *o) {
+    sl_error err = {0};
+    sl_request *r = sl_generate(&f->e, o, &err);
+    if (!r)
+        fail_msg("%s", err.message);
+    return r;
+}
+
+sl_generate_options fake_prompt(const int32_t *tokens, int n, int max_tokens) {
+    sl_generate_options o = SL_GENERATE_OPTIONS_INIT;
+    o.prompt = tokens;
+    o.prompt_count = (size_t)n;
+    o.max_tokens = max_tokens;
+    return o;
+}
+
+fake_result fake_run(fake *f, const sl_generate_options *o) {
+    fake_result out;
+    sl_request *r = fake_start(f, o);
+    fake_collect(r, &out);
+    sl_event none;
+    assert_false(sl_request_next(r, &none, -1)); /* after a last event there are no more */
+    sl_request_free(r);
+    return out;
+}
+
+void fake_await(const _Atomic bool *flag) {
+    while (!*flag)
+        usleep(200);
+}

@@ -49,4 +49,10 @@ typedef struct fake_result {
 } fake_result;
 void fake_collect(sl_request *r, fake_result *out);
 
+sl_generate_options fake_prompt(const int32_t *tokens, int n, int max_tokens);
+sl_request *fake_start(fake *f, const sl_generate_options *o); /* fails the test on an error */
+fake_result fake_run(fake *f, const sl_generate_options *o);   /* from start to end */
+
+void fake_await(const _Atomic bool *flag);
+
 #endif

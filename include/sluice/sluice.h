@@ -19,8 +19,7 @@ extern "C" {
 
 SL_API const char *sl_version(void);
 
-/* ---- engine --------------------------------------------------------------------------------------------------------
- */
+/* ---- engine ----------------------------------------------------------------------------------------------------- */
 
 typedef struct sl_engine sl_engine;
 
@@ -109,8 +108,7 @@ SL_API void sl_engine_trace(sl_engine *e, bool on); /* on clears what was record
 /* Copies up to max entries (borrowed paths live as long as the engine); returns how many there are. */
 SL_API size_t sl_engine_get_trace(sl_engine *e, sl_trace *out, size_t max);
 
-/* ---- text ----------------------------------------------------------------------------------------------------------
- */
+/* ---- text ------------------------------------------------------------------------------------------------------- */
 
 /* Token ids of text. special: control tokens written in it become their ids (never for text from a user). bos: add what
  * the checkpoint adds at the beginning. *ids is allocated; free with sl_free. */
@@ -131,8 +129,7 @@ SL_API bool sl_chat_render(const sl_engine *e, const char *messages_json, const 
 SL_API bool sl_has_chat_template(const sl_engine *e);
 SL_API void sl_free(void *p);
 
-/* ---- sequences: the low level
- * ---------------------------------------------------------------------------------------- */
+/* ---- sequences: the low level ----------------------------------------------------------------------------------- */
 
 /* Token history with its KV. One caller at a time per sequence. */
 typedef struct sl_seq sl_seq;
@@ -158,8 +155,7 @@ typedef struct sl_input {
 } sl_input;
 SL_API bool sl_decode(sl_engine *e, const sl_input *inputs, size_t n, float *logits, sl_error *err);
 
-/* ---- generation
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- generation ------------------------------------------------------------------------------------------------- */
 
 typedef struct sl_logit_bias {
     int32_t token;

@@ -20,8 +20,7 @@ void engine_activity_set(engine_activity *a, engine_stage stage, int32_t rows) {
     pthread_mutex_unlock(&a->mutex);
 }
 
-/* ---- watching the expert source ------------------------------------------------------------------------------------
- */
+/* ---- watching the expert source --------------------------------------------------------------------------------- */
 
 static bool watch_begin(void *self, int32_t layer, const int32_t *ids, int32_t n, sl_expert_order order,
                         sl_error *err) {

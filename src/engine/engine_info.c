@@ -70,8 +70,7 @@ bool sl_engine_get_info(const sl_engine *e, sl_engine_info *info) {
     return give(info, &all, sizeof all);
 }
 
-/* ---- statistics ----------------------------------------------------------------------------------------------------
- */
+/* ---- statistics ------------------------------------------------------------------------------------------------- */
 
 static void fill_memory(const sl_engine *e, sl_stats *s) {
     s->rss_peak = sl_peak_rss();
@@ -142,9 +141,7 @@ void sl_engine_activity(const sl_engine *e, char *out, size_t size, uint64_t *si
     engine_activity_text((engine_activity *)&e->activity, out, size, since_ns);
 }
 
-/* ---- trace: the store's list grows on the scheduler's thread, so it is read there
- * ------------------------------------
- */
+/* ---- trace: the store's list grows on the scheduler's thread, so it is read there ------------------------------- */
 
 typedef struct trace_call {
     sl_engine *e;

@@ -20,8 +20,7 @@ enum {
     MAX_THREADS = 1024,
 };
 
-/* ---- options -------------------------------------------------------------------------------------------------------
- */
+/* ---- options ---------------------------------------------------------------------------------------------------- */
 
 bool engine_copy_options(void *to, size_t to_size, const void *from, size_t least, const char *name, sl_error *err) {
     size_t size = 0;
@@ -84,8 +83,7 @@ static bool set_sizes(sl_engine *e, sl_error *err) {
     return true;
 }
 
-/* ---- model and text ------------------------------------------------------------------------------------------------
- */
+/* ---- model and text --------------------------------------------------------------------------------------------- */
 
 static bool has_tokenizer(const sl_ckpt *c) {
     sl_str kind;
@@ -130,8 +128,7 @@ static bool open_model(sl_engine *e, sl_error *err) {
     return set_sizes(e, err) && open_tokenizer(e, err);
 }
 
-/* ---- numerics ------------------------------------------------------------------------------------------------------
- */
+/* ---- numerics --------------------------------------------------------------------------------------------------- */
 
 typedef struct numerics {
     sl_numeric numeric;
@@ -159,8 +156,7 @@ static sl_ops *open_ops(sl_engine *e, sl_mem *mem, const numerics *n, sl_error *
     return sl_ops_cpu_new(&o, err);
 }
 
-/* ---- reader --------------------------------------------------------------------------------------------------------
- */
+/* ---- reader ----------------------------------------------------------------------------------------------------- */
 
 static sl_reader *open_reader(sl_engine *e, engine_wrap_reader wrap, void *user, sl_error *err) {
     static const char *const kinds[] = {"auto", "uring", "pread"};
@@ -176,8 +172,7 @@ static sl_reader *open_reader(sl_engine *e, engine_wrap_reader wrap, void *user,
     return wrap ? wrap(user, r, err) : r;
 }
 
-/* ---- budget --------------------------------------------------------------------------------------------------------
- */
+/* ---- budget ----------------------------------------------------------------------------------------------------- */
 
 /* Memory the process will hold that no allocator counts: touched stacks, queues, tables of the expert store. */
 static uint64_t later_bytes(const sl_engine *e) {
@@ -305,8 +300,7 @@ static bool plan_budget(sl_engine *e, const numerics *n, bool direct, sl_kv_layo
     return ok;
 }
 
-/* ---- loading -------------------------------------------------------------------------------------------------------
- */
+/* ---- loading ---------------------------------------------------------------------------------------------------- */
 
 static void load_progress(void *user, uint64_t done, uint64_t total) {
     sl_engine *e = user;

@@ -115,8 +115,7 @@ static int choose_slab(const engine_plan_input *in, uint64_t bytes, uint64_t *sl
     return best;
 }
 
-/* ---- budgets -------------------------------------------------------------------------------------------------------
- */
+/* ---- budgets ---------------------------------------------------------------------------------------------------- */
 
 static uint64_t smallest(uint64_t a, uint64_t b) {
     return a < b ? a : b;

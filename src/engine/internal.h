@@ -14,8 +14,7 @@
 
 #include <pthread.h>
 
-/* ---- sequences -----------------------------------------------------------------------------------------------------
- */
+/* ---- sequences -------------------------------------------------------------------------------------------------- */
 
 struct sl_seq {
     sl_engine *e;
@@ -43,8 +42,7 @@ bool engine_seq_claim(sl_engine *e, sl_seq *s, const void *user, bool *first, sl
 bool engine_seq_used_by(sl_seq *s, const void *user);
 void engine_seq_release(sl_seq *s);
 
-/* ---- runs: rows of one sequence that wait to be evaluated
- * ------------------------------------------------------------- */
+/* ---- runs: rows of one sequence that wait to be evaluated ------------------------------------------------------- */
 
 typedef struct engine_job engine_job;
 
@@ -72,8 +70,7 @@ struct engine_job {
     sl_error error;
 };
 
-/* ---- requests ------------------------------------------------------------------------------------------------------
- */
+/* ---- requests --------------------------------------------------------------------------------------------------- */
 
 struct sl_request {
     sl_request *next;
@@ -110,8 +107,7 @@ void engine_request_end(sl_request *r, sl_finish finish, const sl_error *error);
 void engine_request_publish(sl_request *r);
 bool engine_request_has_room(const sl_request *r); /* mutex held: its reader keeps up */
 
-/* ---- the engine ----------------------------------------------------------------------------------------------------
- */
+/* ---- the engine ------------------------------------------------------------------------------------------------- */
 
 /* A function to be called on the scheduler's thread between steps; the caller waits. */
 typedef struct engine_call {

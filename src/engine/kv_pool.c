@@ -131,8 +131,7 @@ engine_kv_stats engine_kv_stats_get(engine_kv *kv) {
     return st;
 }
 
-/* ---- slabs: the scheduler's thread only ---------------------------------------------------------------------------
- */
+/* ---- slabs: the scheduler's thread only ------------------------------------------------------------------------- */
 
 /* Hands the list of slabs to what runs the steps; places without a slab show the first live one. */
 static bool place_slabs(engine_kv *kv, bool appended, sl_error *err) {

@@ -4,8 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- stop strings --------------------------------------------------------------------------------------------------
- */
+/* ---- stop strings ----------------------------------------------------------------------------------------------- */
 
 static bool stop_init(engine_stop *s, const char *text, size_t index, sl_error *err) {
     size_t n = text ? strlen(text) : 0;
@@ -96,8 +95,7 @@ static void release_text(engine_output *o, sl_buf *text) {
     o->held.size = keep;
 }
 
-/* ---- characters ----------------------------------------------------------------------------------------------------
- */
+/* ---- characters ------------------------------------------------------------------------------------------------- */
 
 /* Length of the whole character at s; 0 where it is so far valid and more bytes are needed; -n where the first n bytes
  * are the longest part of a character that cannot go on. (Unicode 15, table 3-7.) */

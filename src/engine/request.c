@@ -5,8 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- making one ----------------------------------------------------------------------------------------------------
- */
+/* ---- making one ------------------------------------------------------------------------------------------------- */
 
 static bool check_prompt(const sl_engine *e, const sl_generate_options *o, int32_t length, sl_error *err) {
     if (o->prompt_count > INT32_MAX || (o->prompt_count && !o->prompt))
@@ -127,8 +126,7 @@ sl_request *sl_generate(sl_engine *e, const sl_generate_options *options, sl_err
     return NULL;
 }
 
-/* ---- events --------------------------------------------------------------------------------------------------------
- */
+/* ---- events ----------------------------------------------------------------------------------------------------- */
 
 bool engine_request_has_room(const sl_request *r) {
     return r->event_count < ENGINE_EVENT_LIMIT;

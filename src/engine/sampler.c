@@ -52,9 +52,7 @@ void engine_sampler_free(engine_sampler *s) {
     free(s);
 }
 
-/* ---- generator: xoshiro256++, its state filled by splitmix64 (Blackman, Vigna; public domain)
- * ------------------------
- */
+/* ---- generator: xoshiro256++, its state filled by splitmix64 (Blackman, Vigna; public domain) ------------------- */
 
 static uint64_t splitmix(uint64_t *x) {
     uint64_t z = (*x += 0x9e3779b97f4a7c15u);
@@ -83,8 +81,7 @@ double engine_rng_uniform(engine_rng *rng) {
     return (double)(out >> 11) * 0x1p-53;
 }
 
-/* ---- parameters ----------------------------------------------------------------------------------------------------
- */
+/* ---- parameters ------------------------------------------------------------------------------------------------- */
 
 static bool in_range(const char *name, double v, double low, double high, sl_error *err) {
     if (v >= low && v <= high)
@@ -114,8 +111,7 @@ bool engine_sampling_check(const sl_sampling *p, int32_t vocab, sl_error *err) {
     return true;
 }
 
-/* ---- adjusting the logits ------------------------------------------------------------------------------------------
- */
+/* ---- adjusting the logits --------------------------------------------------------------------------------------- */
 
 /* Divides what speaks for, multiplies what speaks against tokens seen in the last n (CTRL, Keskar et al. 2019). */
 static void penalize_repeats(engine_sampler *s, const sl_sampling *p, const engine_history *h) {
@@ -168,8 +164,7 @@ static int32_t largest(const engine_sampler *s) {
     return best;
 }
 
-/* ---- candidates ----------------------------------------------------------------------------------------------------
- */
+/* ---- candidates ------------------------------------------------------------------------------------------------- */
 
 static bool before(candidate a, candidate b) {
     return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
@@ -271,8 +266,7 @@ static int32_t draw_ranked(engine_sampler *s, const sl_sampling *p, int32_t n, d
     return draw(s, s->heap + n - popped, popped, sum, u);
 }
 
-/* ---- log probabilities ---------------------------------------------------------------------------------------------
- */
+/* ---- log probabilities ------------------------------------------------------------------------------------------ */
 
 /* The `want` largest logits, ties to the lowest id, by insertion: want is at most 20. */
 static int find_top(const float *logits, int32_t vocab, int want, sl_logprob *top) {

@@ -21,8 +21,7 @@ void engine_wait_init(pthread_cond_t *c) {
     pthread_condattr_destroy(&a);
 }
 
-/* ---- calls ---------------------------------------------------------------------------------------------------------
- */
+/* ---- calls ------------------------------------------------------------------------------------------------------ */
 
 bool engine_call_run(sl_engine *e, void (*fn)(void *), void *ctx) {
     engine_sched *sc = &e->sched;
@@ -55,8 +54,7 @@ static void run_calls(engine_sched *sc) {
     }
 }
 
-/* ---- taking work in ------------------------------------------------------------------------------------------------
- */
+/* ---- taking work in --------------------------------------------------------------------------------------------- */
 
 void engine_submit_job(sl_engine *e, engine_job *job) {
     engine_sched *sc = &e->sched;
@@ -142,8 +140,7 @@ static void admit_requests(sl_engine *e) {
     }
 }
 
-/* ---- letting work go -----------------------------------------------------------------------------------------------
- */
+/* ---- letting work go -------------------------------------------------------------------------------------------- */
 
 static void end_cancelled(sl_request *r) {
     if (!r->run.ended && atomic_load(&r->cancelled))
@@ -228,8 +225,7 @@ static void cancel_all(sl_engine *e) {
     }
 }
 
-/* ---- the thread ----------------------------------------------------------------------------------------------------
- */
+/* ---- the thread ------------------------------------------------------------------------------------------------- */
 
 /* Mutex held: takes in what is new, sleeps until something is ready. */
 static void await_work(sl_engine *e) {
@@ -268,8 +264,7 @@ static void *scheduler_main(void *arg) {
     return NULL;
 }
 
-/* ---- core ----------------------------------------------------------------------------------------------------------
- */
+/* ---- core ------------------------------------------------------------------------------------------------------- */
 
 uint64_t engine_core_bytes(int32_t vocab, int32_t max_sequences) {
     return (uint64_t)engine_out_capacity(max_sequences) * (uint64_t)vocab * sizeof(float) + engine_sampler_bytes(vocab);

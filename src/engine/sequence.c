@@ -23,8 +23,7 @@ sl_seq *sl_seq_new(sl_engine *e, sl_error *err) {
     return engine_check_open(e, err) ? seq_alloc(e, err) : NULL;
 }
 
-/* ---- claims --------------------------------------------------------------------------------------------------------
- */
+/* ---- claims ----------------------------------------------------------------------------------------------------- */
 
 bool engine_seq_claim(sl_engine *e, sl_seq *s, const void *user, bool *first, sl_error *err) {
     if (!s || s->e != e)
@@ -80,8 +79,7 @@ const int32_t *sl_seq_tokens(const sl_seq *s) {
     return s->tokens;
 }
 
-/* ---- growing -------------------------------------------------------------------------------------------------------
- */
+/* ---- growing ---------------------------------------------------------------------------------------------------- */
 
 static bool reserve_tokens(sl_seq *s, int32_t n, sl_error *err) {
     void *tokens = s->tokens;
@@ -148,8 +146,7 @@ void engine_seq_drop_uncommitted(sl_seq *s) {
     s->page_count = keep;
 }
 
-/* ---- fork, truncate ------------------------------------------------------------------------------------------------
- */
+/* ---- fork, truncate --------------------------------------------------------------------------------------------- */
 
 static bool copy_history(sl_seq *to, const sl_seq *from, sl_error *err) {
     int32_t pages = pages_of(from->length);

@@ -25,8 +25,7 @@ typedef struct header {
     uint64_t tokens;
 } header;
 
-/* ---- fingerprint ---------------------------------------------------------------------------------------------------
- */
+/* ---- fingerprint ------------------------------------------------------------------------------------------------ */
 
 /* A few bytes of the weights: models that differ in nothing but training must not be taken for one another. */
 static bool hash_samples(XXH3_state_t *h, const sl_ckpt *c, sl_error *err) {
@@ -92,8 +91,7 @@ bool engine_fingerprint(sl_engine *e, uint64_t *out, sl_error *err) {
     return true;
 }
 
-/* ---- KV bytes ------------------------------------------------------------------------------------------------------
- */
+/* ---- KV bytes --------------------------------------------------------------------------------------------------- */
 
 static uint64_t token_bytes(const sl_kv_layout *l) {
     return (uint64_t)l->layers * 2 * (uint64_t)l->kv_heads * l->head_bytes;
@@ -118,8 +116,7 @@ static void copy_pages(sl_engine *e, const int32_t *pages, int32_t tokens, uint8
     }
 }
 
-/* ---- save ----------------------------------------------------------------------------------------------------------
- */
+/* ---- save ------------------------------------------------------------------------------------------------------- */
 
 static uint64_t snapshot_bytes(uint64_t tokens, uint64_t per_token) {
     return sizeof(header) + tokens * (sizeof(int32_t) + per_token) + sizeof(uint64_t);
@@ -160,8 +157,7 @@ bool sl_seq_save(const sl_seq *s, void **bytes, size_t *size, sl_error *err) {
     return ok;
 }
 
-/* ---- restore -------------------------------------------------------------------------------------------------------
- */
+/* ---- restore ---------------------------------------------------------------------------------------------------- */
 
 static bool check_header(sl_engine *e, const header *h, size_t size, sl_error *err) {
     const sl_kv_layout *l = engine_kv_layout(e->kv);

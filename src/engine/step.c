@@ -55,8 +55,7 @@ void engine_step_free(sl_engine *e) {
     *st = (engine_step){0};
 }
 
-/* ---- putting a step together ---------------------------------------------------------------------------------------
- */
+/* ---- putting a step together ------------------------------------------------------------------------------------ */
 
 static int32_t remaining(const engine_run *run) {
     return run->count - run->done;
@@ -160,8 +159,7 @@ static void select_runs(sl_engine *e) {
         add_prefills(e);
 }
 
-/* ---- running -------------------------------------------------------------------------------------------------------
- */
+/* ---- running ---------------------------------------------------------------------------------------------------- */
 
 static bool is_cancelled(const engine_run *run) {
     return run->request && atomic_load_explicit(&run->request->cancelled, memory_order_relaxed);
@@ -210,8 +208,7 @@ static bool run_forward(sl_engine *e, sl_error *row_error, sl_error *err) {
     return ok;
 }
 
-/* ---- results -------------------------------------------------------------------------------------------------------
- */
+/* ---- results ---------------------------------------------------------------------------------------------------- */
 
 void engine_run_fail(sl_engine *e, engine_run *run, const sl_error *error) {
     if (run->ended)

@@ -15,8 +15,7 @@ static bool need_tokenizer(const sl_engine *e, sl_error *err) {
     return sl_fail(err, e->no_tokenizer.code, "%s", e->no_tokenizer.message);
 }
 
-/* ---- ids -----------------------------------------------------------------------------------------------------------
- */
+/* ---- ids -------------------------------------------------------------------------------------------------------- */
 
 bool sl_tokenize(const sl_engine *e, const char *text, size_t n, bool special, bool bos, int32_t **ids, size_t *count,
                  sl_error *err) {
@@ -64,8 +63,7 @@ bool sl_token_is_stop(const sl_engine *e, int32_t id) {
     return e->tokenizer && id >= 0 && id < sl_tokenizer_size(e->tokenizer) && sl_tokenizer_is_stop(e->tokenizer, id);
 }
 
-/* ---- chat templates ------------------------------------------------------------------------------------------------
- */
+/* ---- chat templates --------------------------------------------------------------------------------------------- */
 
 /* Mutex held: compiles the default template or the one for tools when it is first asked for. What is wrong with it is
  * told whoever asks: a model with a template outside the subset can still be used without. */

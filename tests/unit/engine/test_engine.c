@@ -9,9 +9,7 @@
 
 #include <cmocka.h>
 
-/* ---- sequences
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- sequences -------------------------------------------------------------------------------------------------- */
 
 /* Straight, forked, truncated and restored: the same logits by memcmp. */
 static void check_sequences(const char *model, const char *numeric, const char *kv_type) {
@@ -128,9 +126,7 @@ static void test_snapshot_of_another_checkpoint(void **state) {
     assert_int_equal(rmdir(dir), 0);
 }
 
-/* ---- requests
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- requests --------------------------------------------------------------------------------------------------- */
 
 enum { REQUESTS = 12 };
 
@@ -178,9 +174,7 @@ static void test_context_fills_up(void **state) {
     sl_engine_close(e);
 }
 
-/* ---- faults
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- faults ----------------------------------------------------------------------------------------------------- */
 
 static sl_reader *with_faults(void *plan, sl_reader *inner, sl_error *err) {
     return sl_reader_fault(inner, plan, err);

@@ -10,9 +10,7 @@
 
 #include <cmocka.h>
 
-/* ---- faults
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- faults ----------------------------------------------------------------------------------------------------- */
 
 /* One of several requests runs into a fault; the others give what they give alone. */
 static void check_fault(_Atomic int32_t *knob, fake *f, sl_code code) {
@@ -88,9 +86,7 @@ static void test_budget_fails_its_request_only(void **state) {
     fake_close(f);
 }
 
-/* ---- cancelling
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- cancelling ------------------------------------------------------------------------------------------------- */
 
 static void test_cancel_within_a_step(void **state) {
     int32_t t[100];

@@ -37,8 +37,7 @@ static void end(output_test *t) {
     sl_buf_free(&t->text);
 }
 
-/* ---- characters ----------------------------------------------------------------------------------------------------
- */
+/* ---- characters ------------------------------------------------------------------------------------------------- */
 
 static void test_characters_are_held_until_whole(void **state) {
     output_test t;
@@ -136,8 +135,7 @@ static void test_cuts_do_not_matter(void **state) {
     }
 }
 
-/* ---- stop strings --------------------------------------------------------------------------------------------------
- */
+/* ---- stop strings ----------------------------------------------------------------------------------------------- */
 
 static void test_stop_string_over_many_tokens(void **state) {
     output_test t;

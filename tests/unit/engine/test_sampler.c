@@ -39,8 +39,7 @@ static engine_choice pick(const sl_sampling *p, engine_rng *rng, const float *lo
     return c;
 }
 
-/* ---- reference ----------------------------------------------------------------------------------------------------
- */
+/* ---- reference -------------------------------------------------------------------------------------------------- */
 
 typedef struct entry {
     float logit;
@@ -122,8 +121,7 @@ static void test_equals_reference(void **state) {
     }
 }
 
-/* ---- promises -------------------------------------------------------------------------------------------------------
- */
+/* ---- promises --------------------------------------------------------------------------------------------------- */
 
 static void test_greedy_takes_lowest_of_equals(void **state) {
     float logits[VOCAB];

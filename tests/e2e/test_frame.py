@@ -122,3 +122,14 @@ def test_architectures_walk_names_functions_that_exist(repo):
     sources = "\n".join(p.read_text() for p in sorted((repo / "src").glob("*/*.[ch]")) + sorted((repo / "include").glob("*/*.h")))
     missing = sorted(n for n in named if not re.search(rf"\b{n}\b\s*\(|\b{n}\b\s*;|\*{n}\)", sources))
     assert len(named) > 35 and not missing, missing
+
+
+def test_examples_run(build, stories_gguf):
+    text = "Once upon a time"
+    for name, arguments in [("generate", [stories_gguf, text]), ("logits", [stories_gguf, text, " there", " in"])]:
+        if not (build / f"example_{name}").exists():
+            pytest.skip("the examples are not built")
+        done = subprocess.run([build / f"example_{name}", *arguments], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and done.stdout.strip(), (name, done.stderr)
+    broken = subprocess.run([build / "example_generate", "/nowhere.gguf", "x"], capture_output=True, text=True)
+    assert broken.returncode != 0 and "/nowhere.gguf" in broken.stderr and broken.stdout == ""

@@ -79,8 +79,8 @@ typedef struct sl_step {
     int32_t outs;            /* rows that want logits */
     const int32_t *out_rows; /* [outs] ascending row numbers */
     float *logits;           /* [outs][vocab], filled on return (host memory) */
-    /* Set per row where an expert it needs could not be read; the other rows' results stand. row_error says the first
-     * reason. */
+    /* Set per row where an expert it needs could not be read, or that attends to such a row of this step; the other
+     * rows' results stand. row_error says the first reason. NULL: such an expert fails the step. */
     uint8_t *row_failed; /* [rows], zeroed by the caller */
     sl_error row_error;
     /* Polled at every layer; a true ends the run with SL_ERR_CANCELLED. May be NULL. Called on the thread that runs the

@@ -24,6 +24,10 @@ static sl_buffer add_buffer(sl_ops_cpu *o, void *base, uint64_t bytes, sl_error 
 }
 
 static sl_buffer cpu_wrap(sl_ops *ops, void *base, uint64_t bytes, sl_error *err) {
+    if (!base) {
+        sl_fail(err, SL_ERR_ARGUMENT, "no memory given to wrap");
+        return 0;
+    }
     return add_buffer((sl_ops_cpu *)ops, base, bytes, err);
 }
 
@@ -182,7 +186,11 @@ static uint64_t *time_of(sl_ops_times *t, op_kind kind) {
 static bool cpu_run_program(sl_ops *ops, sl_program *p, sl_step *step, sl_error *err) {
     sl_ops_cpu *o = (sl_ops_cpu *)ops;
     cpu_run r = {o, p, step, err};
-    o->rope_rows = 0;
+    if (!o->scratch.span)
+        return sl_fail(err, SL_ERR_MEMORY, "no scratch: it did not fit the memory budget");
+    if (!cpu_check_step(o, p, step, err))
+        return false;
+    o->rope_of = NULL;
     for (size_t i = 0; i < p->count; i++) {
         const op *x = &p->list[i];
         if (step->outs == 0 && (x->kind == OP_GATHER_OUTS || x->kind == OP_LOGITS))
@@ -203,7 +211,8 @@ static bool cpu_run_program(sl_ops *ops, sl_program *p, sl_step *step, sl_error 
  */
 
 static bool cpu_prepare(sl_ops *ops, sl_program *p, sl_error *err) {
-    return cpu_scratch_fit((sl_ops_cpu *)ops, p, err);
+    sl_ops_cpu *o = (sl_ops_cpu *)ops;
+    return cpu_check_program(o, p, err) && cpu_scratch_fit(o, p, err);
 }
 static void cpu_discard(sl_ops *ops, sl_program *p) {}
 
@@ -265,8 +274,10 @@ sl_ops *sl_ops_cpu_new(const sl_ops_cpu_options *options, sl_error *err) {
                       .mem = options->mem,
                       .kernels = kernels,
                       .ops = ops,
-                      .numeric = options->numeric};
-    if (add_buffer(o, NULL, 0, err) != 0) { /* buffer 0 is none */
+                      .numeric = options->numeric,
+                      .rank_bytes = RANK_SCRATCH_BYTES};
+    add_buffer(o, NULL, 0, err); /* number 0 is none */
+    if (o->buffer_count == 0) {
         free(o);
         return NULL;
     }

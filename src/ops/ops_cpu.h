@@ -6,7 +6,7 @@
 #include "cpu/cpu_ops.h"
 #include "ops/program.h"
 
-/* Expert outputs of up to this many bytes are kept per (row, rank), so that experts may be computed as they arrive;
+/* Expert outputs of up to RANK_SCRATCH_BYTES are kept per (row, rank), so that experts may be computed as they arrive;
  * above it they run in ascending id and are added at once. Both give the same sums. Fixed, so that nothing depends on
  * memory. */
 enum { RANK_SCRATCH_BYTES = 8 << 20, ATTENTION_ROWS = 16 };
@@ -16,21 +16,35 @@ typedef struct ops_buffer {
     uint64_t bytes;
 } ops_buffer;
 
-/* Scratch of the implementation, taken once for the largest program. */
+/* What programs need room for; of several programs over one implementation, the most of each. */
+typedef struct scratch_extent {
+    int64_t rows, widest; /* widest: columns of any source of a product */
+    int64_t sum;          /* floats per row: products to be added, moe's sum */
+    int64_t inner;        /* rows of gate/up: expert, shared */
+    int64_t pairs;        /* expert outputs at a time */
+    int64_t rank_floats;  /* of them */
+    int64_t experts, top_k;
+    int64_t shared; /* columns of the shared expert's output */
+    int64_t rope_dims;
+    int64_t attention_floats; /* per thread */
+} scratch_extent;
+
+/* Scratch of the implementation, one span. */
 typedef struct cpu_scratch {
     void *span;
     uint64_t bytes;
+    scratch_extent extent;
     uint8_t *act;                          /* int8 activations of an op's source rows */
     uint8_t *act_inner;                    /* of the FFN's inner rows */
     float *inner;                          /* silu(gate) * up */
     float *rank_out;                       /* expert outputs [pairs][hidden], or one expert's [rows][hidden] */
-    float *sum;                            /* [rows][hidden]: a product to be added, moe's sum */
+    float *sum;                            /* products to be added, one after the other; moe's sum [rows][hidden] */
     float *router;                         /* [rows][experts] */
     float *weight;                         /* [rows][top_k] */
     int32_t *chosen;                       /* [rows][top_k], ascending */
     int32_t *pair_row, *pair_rank, *first; /* (row, rank) pairs by expert; first[experts + 1] */
     int32_t *ids;
-    uint8_t *done;      /* [rows][top_k]: 0 missing, 1 there, 2 could not be read */
+    uint8_t *done;      /* [rows][top_k]: pair_state */
     int32_t *place;     /* [rows][top_k] row of rank_out */
     float *shared_out;  /* [rows][hidden] */
     float *shared_gate; /* [rows] */
@@ -40,6 +54,9 @@ typedef struct cpu_scratch {
     uint64_t thread_bytes;
 } cpu_scratch;
 
+/* What became of an expert's output for a row. */
+enum pair_state { PAIR_MISSING, PAIR_THERE, PAIR_FAILED /* could not be read, or its row had failed before */ };
+
 typedef struct sl_ops_cpu {
     sl_ops base;
     sl_pool *pool;
@@ -47,6 +64,7 @@ typedef struct sl_ops_cpu {
     const cpu_kernels *kernels;
     const cpu_ops *ops;
     sl_numeric numeric;
+    int64_t rank_bytes;  /* RANK_SCRATCH_BYTES; tests set others before a program is ended */
     ops_buffer *buffers; /* [0] is none */
     size_t buffer_count, buffer_capacity;
     void **spans; /* scratch given out */
@@ -56,8 +74,7 @@ typedef struct sl_ops_cpu {
     uint8_t **kv_slabs;
     size_t kv_count, kv_capacity;
     cpu_scratch scratch;
-    int32_t rope_rows; /* cos_sin is valid for this step: rows, 0 if not */
-    const float *rope_of;
+    const sl_rope *rope_of; /* cos_sin is this rotation's for the running step; NULL: not yet made */
     sl_ops_times times;
 } sl_ops_cpu;
 
@@ -88,6 +105,10 @@ static inline bool has_weight(const sl_weight *w) {
 /* The weight with pointers. */
 sl_matrix ops_matrix(const sl_ops_cpu *o, const sl_weight *w);
 
+/* ops_cpu_check.c */
+bool cpu_check_program(const sl_ops_cpu *o, const sl_program *p, sl_error *err);
+bool cpu_check_step(const sl_ops_cpu *o, const sl_program *p, const sl_step *step, sl_error *err);
+
 /* ops_cpu_scratch.c */
 bool cpu_scratch_fit(sl_ops_cpu *o, const sl_program *p, sl_error *err);
 uint64_t cpu_scratch_need(const sl_ops_cpu *o, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
@@ -98,7 +119,7 @@ void *cpu_thread_scratch(const sl_ops_cpu *o, int worker);
 typedef struct product {
     sl_matrix w, up;   /* up: of a fused gate/up; rows 0: plain */
     const float *bias; /* NULL: none */
-    bool add;          /* onto dst */
+    float *add;        /* NULL: y is written to dst; else made here, [n][rows], and added onto dst */
     float *dst;
     int64_t ldd;
     cpu_rows in;

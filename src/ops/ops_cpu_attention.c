@@ -18,12 +18,16 @@ typedef struct attention_job {
     int32_t blocks;
 } attention_job;
 
+static bool same_rotation(const sl_rope *a, const sl_rope *b) {
+    return a->dims == b->dims && a->scale == b->scale &&
+           memcmp(a->inv_freq, b->inv_freq, (size_t)(a->dims / 2) * sizeof(float)) == 0;
+}
+
 /* cos and sin of every row's angles, once per step: all layers share them. The angle is a float32 product, as
  * transformers computes it. */
 static void fill_rope(cpu_run *r, const sl_rope *rope) {
     sl_ops_cpu *o = r->o;
-    if (o->rope_rows == r->step->rows && o->rope_of && rope->dims &&
-        memcmp(o->rope_of, rope->inv_freq, (size_t)(rope->dims / 2) * sizeof(float)) == 0)
+    if (o->rope_of && same_rotation(o->rope_of, rope))
         return;
     int32_t half = rope->dims / 2;
     for (int32_t i = 0; i < r->step->rows; i++) {
@@ -34,8 +38,7 @@ static void fill_rope(cpu_run *r, const sl_rope *rope) {
             c[half + j] = (float)sin(angle) * rope->scale;
         }
     }
-    o->rope_rows = r->step->rows;
-    o->rope_of = rope->inv_freq;
+    o->rope_of = rope;
 }
 
 static uint8_t *kv_at(const sl_ops_cpu *o, const sl_step_seq *s, int32_t layer, int32_t page, int32_t head, int plane) {
@@ -144,6 +147,14 @@ static const float *norm_of(const sl_ops_cpu *o, const sl_weight *w) {
     return has_weight(w) ? (const float *)(const void *)ops_at(o, w->buffer, w->offset[0]) : NULL;
 }
 
+/* A row that failed in a layer below stores keys and values that are not its own: the rows of its sequence behind it
+ * fail too. */
+static void spread_failures(const sl_step *s) {
+    for (int32_t i = 1; s->row_failed && i < s->rows; i++)
+        if (s->row_failed[i - 1] && s->seq[i] == s->seq[i - 1])
+            s->row_failed[i] = 1;
+}
+
 void cpu_run_attention(cpu_run *r, const op *o) {
     const sl_attention *a = &o->u.attention.a;
     attention_job j = {.r = r,
@@ -159,6 +170,7 @@ void cpu_run_attention(cpu_run *r, const op *o) {
                        .q_norm = norm_of(r->o, &a->q_norm),
                        .k_norm = norm_of(r->o, &a->k_norm),
                        .block_row = r->o->scratch.blocks};
+    spread_failures(r->step);
     fill_rope(r, &a->rope);
     j.blocks = cut_blocks(r->step, j.block_row);
     sl_pool_run(r->o->pool, r->step->rows, 4, prepare_rows, &j);

@@ -25,8 +25,8 @@ static void run_piece(const sl_ops_cpu *o, const product *p, int64_t row0, int64
     if (p->up.rows)
         o->kernels->gate_up(&p->w, &p->up, row0, row1, &p->in, p->dst, p->ldd, scratch);
     else if (p->add) {
-        o->kernels->matmul(&p->w, row0, row1, &p->in, o->scratch.sum, p->w.rows, scratch);
-        add_columns(o, p, o->scratch.sum, p->w.rows, row0, row1);
+        o->kernels->matmul(&p->w, row0, row1, &p->in, p->add, p->w.rows, scratch);
+        add_columns(o, p, p->add, p->w.rows, row0, row1);
     } else
         o->kernels->matmul(&p->w, row0, row1, &p->in, p->dst, p->ldd, scratch);
     if (p->bias)
@@ -101,15 +101,18 @@ static cpu_rows quantized_source(cpu_run *r, const sl_view *src) {
 void cpu_run_linear(cpu_run *r, const op *o) {
     product list[MAX_LINEAR];
     cpu_rows in = quantized_source(r, &o->src);
+    float *sum = r->o->scratch.sum;
     for (int i = 0; i < o->u.linear.n; i++) {
         const sl_weight *bias = &o->u.linear.out[i].bias;
         list[i] = (product){
             .w = ops_matrix(r->o, &o->u.linear.out[i].weight),
             .bias = has_weight(bias) ? (const float *)(const void *)ops_at(r->o, bias->buffer, bias->offset[0]) : NULL,
-            .add = o->u.linear.out[i].add,
+            .add = o->u.linear.out[i].add ? sum : NULL,
             .dst = view_rows(r->o, &o->u.linear.out[i].dst),
             .ldd = o->u.linear.out[i].dst.stride,
             .in = in};
+        if (list[i].add)
+            sum += in.n * list[i].w.rows;
     }
     cpu_products(r->o, list, o->u.linear.n);
 }

@@ -6,7 +6,8 @@
  * its place in ascending id, so both add the same numbers in the same order. */
 #include "ops/ops_cpu.h"
 
-#include <math.h>
+#include "cpu/cpu_math.h"
+
 #include <string.h>
 
 enum { READY_MAX = 64 };
@@ -86,7 +87,7 @@ static void record_places(moe_run *x, const sl_expert_view *views, int n, int32_
         for (int32_t k = s->first[views[i].id]; k < s->first[views[i].id + 1]; k++) {
             int32_t pair = s->pair_row[k] * x->m->top_k + s->pair_rank[k];
             s->place[pair] = place++;
-            s->done[pair] = 1;
+            s->done[pair] = PAIR_THERE;
         }
     }
 }
@@ -107,7 +108,7 @@ static void add_range(void *ctx, int64_t begin, int64_t end, int worker) {
         int32_t pair = s->pair_row[k] * j->x->m->top_k + s->pair_rank[k];
         o->ops->axpy(s->sum + (int64_t)s->pair_row[k] * j->x->hidden, j->out + i * j->x->hidden, s->weight[pair],
                      j->x->hidden);
-        s->done[pair] = 1;
+        s->done[pair] = PAIR_THERE;
     }
 }
 
@@ -119,7 +120,7 @@ static void combine_kept(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t row = begin; row < end; row++) {
         for (int32_t rank = 0; rank < x->m->top_k; rank++) {
             int64_t pair = row * x->m->top_k + rank;
-            if (s->done[pair])
+            if (s->done[pair] == PAIR_THERE)
                 o->ops->axpy(s->sum + row * x->hidden, s->rank_out + (int64_t)s->place[pair] * x->hidden,
                              s->weight[pair], x->hidden);
         }
@@ -129,28 +130,57 @@ static void combine_kept(void *ctx, int64_t begin, int64_t end, int worker) {
 /* ---- experts that could not be read
  * --------------------------------------------------------------------------------------- */
 
-/* The rows that chose expert id fail; the step goes on for the others. */
-static void fail_rows(moe_run *x, int32_t id, const sl_error *why) {
+/* The rows that chose expert id fail; the step goes on for the others. A caller who does not look at rows gets no half
+ * of a result: the step fails. */
+static bool fail_rows(moe_run *x, int32_t id, const sl_error *why) {
     const cpu_scratch *s = &x->r->o->scratch;
     sl_step *step = x->r->step;
+    if (!step->row_failed) {
+        if (x->r->err)
+            *x->r->err = *why;
+        return false;
+    }
     if (step->row_error.code == SL_OK)
         step->row_error = *why;
     for (int32_t k = s->first[id]; k < s->first[id + 1]; k++) {
-        if (step->row_failed)
-            step->row_failed[s->pair_row[k]] = 1;
-        s->done[s->pair_row[k] * x->m->top_k + s->pair_rank[k]] = 2;
+        step->row_failed[s->pair_row[k]] = 1;
+        s->done[s->pair_row[k] * x->m->top_k + s->pair_rank[k]] = PAIR_FAILED;
     }
+    return true;
 }
 
 /* A pair without output at combine is an error of the engine, never a skip. */
 static bool all_done(moe_run *x) {
-    cpu_scratch *s = &x->r->o->scratch;
-    for (int64_t i = 0; i < (int64_t)x->r->step->rows * x->m->top_k; i++) {
-        if (s->done[i] == 0)
+    const cpu_scratch *s = &x->r->o->scratch;
+    for (int64_t i = 0; i < (int64_t)x->r->step->rows * x->m->top_k; i++)
+        if (s->done[i] == PAIR_MISSING)
             return sl_fail(x->r->err, SL_ERR_IO, "MoE layer %d: expert %d of row %lld was never delivered", x->m->layer,
                            s->chosen[i], (long long)(i / x->m->top_k));
-        if (s->done[i] == 2)
-            s->done[i] = 0;
+    return true;
+}
+
+/* Is expert id one that this layer still waits for? What the source hands out twice would be added twice. */
+static bool awaited(const moe_run *x, int32_t id, sl_error *err) {
+    const cpu_scratch *s = &x->r->o->scratch;
+    bool known = id >= 0 && id < x->m->experts && pair_count(x, id) > 0;
+    int32_t k = known ? s->first[id] : 0;
+    if (!known || s->done[s->pair_row[k] * x->m->top_k + s->pair_rank[k]] != PAIR_MISSING)
+        return sl_fail(err, SL_ERR_IO, "MoE layer %d: expert %d was delivered, which nobody waits for", x->m->layer,
+                       id);
+    return true;
+}
+
+static bool all_awaited(const moe_run *x, const sl_expert_view *views, int n, int max) {
+    if (n > max)
+        return sl_fail(x->r->err, SL_ERR_IO, "MoE layer %d: %d experts were delivered, at most %d expected",
+                       x->m->layer, n, max);
+    for (int i = 0; i < n; i++) {
+        if (!awaited(x, views[i].id, x->r->err))
+            return false;
+        for (int j = 0; j < i; j++)
+            if (views[j].id == views[i].id)
+                return sl_fail(x->r->err, SL_ERR_IO, "MoE layer %d: expert %d was delivered twice", x->m->layer,
+                               views[i].id);
     }
     return true;
 }
@@ -191,16 +221,20 @@ static bool run_experts(moe_run *x) {
     const sl_expert_source *src = &o->experts;
     sl_expert_view views[READY_MAX];
     int32_t place = 0;
+    int max = x->kept ? READY_MAX : 1;
     for (;;) {
         sl_error why = {0};
         uint64_t t0 = sl_now_ns();
-        int n = src->next(src->self, views, x->kept ? READY_MAX : 1, &why);
+        int n = src->next(src->self, views, max, &why);
         uint64_t t1 = sl_now_ns();
         o->times.expert_wait += t1 - t0;
         if (n == 0)
             return true;
+        if (!all_awaited(x, views, n < 0 ? 1 : n, max))
+            return false;
         if (n < 0) {
-            fail_rows(x, views[0].id, &why);
+            if (!fail_rows(x, views[0].id, &why))
+                return false;
             continue;
         }
         place += consume(x, views, n, place);
@@ -249,11 +283,29 @@ static void add_to_residual(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t row = begin; row < end; row++) {
         float *sum = s->sum + row * x->hidden;
         if (has_weight(&x->m->shared[SL_PROJ_GATE])) {
-            float gate = has_weight(&x->m->shared_gate) ? 1.0f / (1.0f + expf(-s->shared_gate[row])) : 1.0f;
+            float gate = has_weight(&x->m->shared_gate) ? cpu_sigmoid(s->shared_gate[row]) : 1.0f;
             o->ops->axpy(sum, s->shared_out + row * x->hidden, gate, x->hidden);
         }
         o->ops->add(x->residual + row * x->residual_stride, sum, x->hidden);
     }
+}
+
+/* From asking for the layer's n experts to having computed them and the shared one. */
+static bool iterate(moe_run *x, int32_t n) {
+    sl_ops_cpu *o = x->r->o;
+    const sl_expert_source *src = &o->experts;
+    uint64_t t0 = sl_now_ns();
+    bool ok =
+        src->begin(src->self, x->m->layer, o->scratch.ids, n, x->kept ? SL_ORDER_READY : SL_ORDER_ASCENDING, x->r->err);
+    uint64_t t1 = sl_now_ns();
+    o->times.expert_wait += t1 - t0;
+    if (ok && has_weight(&x->m->shared[SL_PROJ_GATE])) {
+        run_shared(x);
+        o->times.shared += sl_now_ns() - t1;
+    }
+    ok = ok && run_experts(x);
+    src->end(src->self);
+    return ok;
 }
 
 bool cpu_run_moe(cpu_run *r, const op *o) {
@@ -268,33 +320,22 @@ bool cpu_run_moe(cpu_run *r, const op *o) {
                  .residual_stride = o->dst.stride,
                  .hidden = o->dst.cols,
                  .inner = (int32_t)m->proj[SL_PROJ_GATE].rows,
-                 .kept = (int64_t)rows * m->top_k * o->dst.cols * (int64_t)sizeof(float) <= RANK_SCRATCH_BYTES};
+                 .kept = (int64_t)rows * m->top_k * o->dst.cols * (int64_t)sizeof(float) <= r->o->rank_bytes};
     x.inner_stride = (int64_t)sl_round_up((uint64_t)x.inner, 16);
     uint64_t t0 = sl_now_ns();
     cpu_quantize_into(r->o, x.src, x.src_stride, rows, x.hidden, s->act);
     cpu_route(r, m, x.src, x.src_stride, s->act);
-    memset(s->done, 0, (size_t)rows * (size_t)m->top_k);
     memset(s->sum, 0, (size_t)rows * (size_t)x.hidden * sizeof(float));
-    const sl_expert_source *src = &r->o->experts;
     int32_t n = wanted(&x);
-    uint64_t t1 = sl_now_ns();
-    r->o->times.router += t1 - t0;
-    bool ok = src->begin(src->self, m->layer, s->ids, n, x.kept ? SL_ORDER_READY : SL_ORDER_ASCENDING, r->err);
-    if (ok) {
-        uint64_t t2 = sl_now_ns();
-        if (has_weight(&m->shared[SL_PROJ_GATE]))
-            run_shared(&x);
-        r->o->times.expert_wait += t2 - t1;
-        r->o->times.shared += sl_now_ns() - t2;
-        ok = run_experts(&x);
-    }
-    src->end(src->self);
-    if (!ok || !all_done(&x))
+    r->o->times.router += sl_now_ns() - t0;
+    if (n == 0) /* every row has failed before */
+        return true;
+    if (!iterate(&x, n) || !all_done(&x))
         return false;
-    uint64_t t3 = sl_now_ns();
+    uint64_t t1 = sl_now_ns();
     if (x.kept)
         sl_pool_run(r->o->pool, rows, 8, combine_kept, &x);
     sl_pool_run(r->o->pool, rows, 8, add_to_residual, &x);
-    r->o->times.expert_compute += sl_now_ns() - t3;
+    r->o->times.expert_compute += sl_now_ns() - t1;
     return true;
 }

@@ -62,16 +62,26 @@ static void choose_rows(void *ctx, int64_t begin, int64_t end, int worker) {
                s->weight + i * j->m->top_k);
 }
 
-/* Counting sort of the pairs by expert; rows ascending within an expert. */
+/* Rows that failed in an earlier layer want nothing more: their experts would be read for no one, perhaps from the disk
+ * that failed. */
+static void mark_pairs(cpu_scratch *s, const sl_moe *m, const sl_step *step) {
+    size_t k = (size_t)m->top_k;
+    for (int32_t row = 0; row < step->rows; row++)
+        memset(s->done + (size_t)row * k, step->row_failed && step->row_failed[row] ? PAIR_FAILED : PAIR_MISSING, k);
+}
+
+/* Counting sort of the wanted pairs by expert; rows ascending within an expert. */
 static void list_pairs(cpu_scratch *s, const sl_moe *m, int32_t rows) {
     memset(s->first, 0, (size_t)(m->experts + 1) * sizeof *s->first);
     int32_t pairs = rows * m->top_k;
     for (int32_t i = 0; i < pairs; i++)
-        s->first[s->chosen[i] + 1]++;
+        s->first[s->chosen[i] + 1] += s->done[i] == PAIR_MISSING;
     for (int32_t e = 0; e < m->experts; e++)
         s->first[e + 1] += s->first[e];
     /* first[e] runs to the end of e's range while filling, and is moved back after */
     for (int32_t i = 0; i < pairs; i++) {
+        if (s->done[i] != PAIR_MISSING)
+            continue;
         int32_t at = s->first[s->chosen[i]]++;
         s->pair_row[at] = i / m->top_k;
         s->pair_rank[at] = i % m->top_k;
@@ -89,5 +99,6 @@ void cpu_route(cpu_run *r, const sl_moe *m, const float *src, int64_t stride, co
     cpu_products(o, &p, 1);
     route_job j = {o, m};
     sl_pool_run(o->pool, r->step->rows, 4, choose_rows, &j);
+    mark_pairs(&o->scratch, m, r->step);
     list_pairs(&o->scratch, m, r->step->rows);
 }

@@ -3,24 +3,6 @@
 
 #include <string.h>
 
-/* What a program needs room for. */
-typedef struct extent {
-    int64_t rows, hidden, widest; /* widest: columns of any source of a product */
-    int64_t inner;                /* rows of gate/up: expert, shared */
-    int64_t experts, top_k;
-    bool shared;
-    int64_t rope_dims;
-    int64_t attention_floats; /* per thread */
-} extent;
-
-static int64_t pairs_kept(const extent *e) {
-    if (!e->top_k)
-        return 0;
-    int64_t keep = RANK_SCRATCH_BYTES / (e->hidden * (int64_t)sizeof(float));
-    int64_t all = e->rows * e->top_k;
-    return sl_max_i64(all < keep ? all : keep, e->rows);
-}
-
 /* Hands out pieces of the span; base NULL only counts. */
 typedef struct cursor {
     uint8_t *base;
@@ -33,17 +15,16 @@ static void *take(cursor *c, uint64_t bytes) {
     return p;
 }
 
-static uint64_t lay_out(const sl_ops_cpu *o, const extent *e, uint8_t *base, cpu_scratch *s) {
+static uint64_t lay_out(const sl_ops_cpu *o, const scratch_extent *e, uint8_t *base, cpu_scratch *s) {
     cursor c = {base, 0};
     bool q8 = o->numeric == SL_NUMERIC_Q8;
-    uint64_t rows = (uint64_t)e->rows, pairs = (uint64_t)pairs_kept(e);
-    uint64_t all_pairs = rows * (uint64_t)e->top_k;
-    uint64_t inner_rows = pairs > rows ? pairs : rows;
+    uint64_t rows = (uint64_t)e->rows, all_pairs = rows * (uint64_t)e->top_k;
+    uint64_t inner_rows = (uint64_t)sl_max_i64(e->pairs, e->rows);
     s->act = take(&c, q8 ? rows * cpu_act_bytes(e->widest) : 0);
     s->act_inner = take(&c, q8 && e->inner ? inner_rows * cpu_act_bytes(e->inner) : 0);
     s->inner = take(&c, e->inner ? inner_rows * sl_round_up((uint64_t)e->inner, 16) * sizeof(float) : 0);
-    s->rank_out = take(&c, pairs * (uint64_t)e->hidden * sizeof(float));
-    s->sum = take(&c, rows * (uint64_t)e->hidden * sizeof(float));
+    s->rank_out = take(&c, (uint64_t)e->rank_floats * sizeof(float));
+    s->sum = take(&c, rows * (uint64_t)e->sum * sizeof(float));
     s->router = take(&c, rows * (uint64_t)e->experts * sizeof(float));
     s->weight = take(&c, all_pairs * sizeof(float));
     s->chosen = take(&c, all_pairs * sizeof(int32_t));
@@ -53,7 +34,7 @@ static uint64_t lay_out(const sl_ops_cpu *o, const extent *e, uint8_t *base, cpu
     s->ids = take(&c, (uint64_t)e->experts * sizeof(int32_t));
     s->done = take(&c, all_pairs);
     s->place = take(&c, all_pairs * sizeof(int32_t));
-    s->shared_out = take(&c, e->shared ? rows * (uint64_t)e->hidden * sizeof(float) : 0);
+    s->shared_out = take(&c, rows * (uint64_t)e->shared * sizeof(float));
     s->shared_gate = take(&c, rows * sizeof(float));
     s->cos_sin = take(&c, rows * (uint64_t)e->rope_dims * sizeof(float));
     s->blocks = take(&c, (rows + 1) * sizeof(int32_t));
@@ -68,53 +49,67 @@ static void widen(int64_t *v, int64_t to) {
     *v = sl_max_i64(*v, to);
 }
 
-static void measure_moe(extent *e, const sl_moe *m) {
+/* Kept outputs: as many pairs as rank_bytes hold, but never less than one expert with every row. */
+static void measure_moe(const sl_ops_cpu *o, scratch_extent *e, int64_t rows, int64_t hidden, const sl_moe *m) {
+    int64_t keep = o->rank_bytes / (hidden * (int64_t)sizeof(float));
+    int64_t pairs = sl_max_i64(sl_min_i64(rows * m->top_k, keep), rows);
+    widen(&e->pairs, pairs);
+    widen(&e->rank_floats, pairs * hidden);
+    widen(&e->sum, hidden);
+    widen(&e->widest, hidden);
     widen(&e->inner, m->proj[SL_PROJ_GATE].rows);
-    widen(&e->inner, m->shared[SL_PROJ_GATE].matrix.rows);
-    e->shared |= m->shared[SL_PROJ_GATE].buffer != 0 || m->shared[SL_PROJ_GATE].matrix.rows > 0;
     widen(&e->experts, m->experts);
     widen(&e->top_k, m->top_k);
+    if (m->shared[SL_PROJ_GATE].matrix.rows > 0) {
+        widen(&e->inner, m->shared[SL_PROJ_GATE].matrix.rows);
+        widen(&e->shared, hidden);
+    }
 }
 
-static void measure_attention(extent *e, int32_t heads, int32_t kv_heads, int32_t head_dim) {
+static void measure_attention(scratch_extent *e, int32_t heads, int32_t kv_heads, int32_t head_dim) {
     widen(&e->attention_floats, (int64_t)cpu_attention_scratch(ATTENTION_ROWS, heads / kv_heads, head_dim));
     widen(&e->rope_dims, head_dim);
 }
 
-static extent measure(const sl_program *p) {
-    extent e = {.rows = p->max_rows};
-    for (size_t i = 0; i < p->count; i++) {
-        const op *o = &p->list[i];
-        if (o->kind == OP_LINEAR || o->kind == OP_GATE_UP || o->kind == OP_LOGITS || o->kind == OP_MOE)
-            widen(&e.widest, o->src.cols);
-        if (o->kind == OP_EMBED)
-            widen(&e.hidden, o->dst.cols);
-        for (int j = 0; o->kind == OP_LINEAR && j < o->u.linear.n; j++)
-            if (o->u.linear.out[j].add)
-                widen(&e.hidden, o->u.linear.out[j].dst.cols);
-        if (o->kind == OP_MOE) {
-            widen(&e.hidden, o->dst.cols);
-            measure_moe(&e, &o->u.moe);
-        }
-        if (o->kind == OP_ATTENTION)
-            measure_attention(&e, o->u.attention.a.heads, o->u.attention.a.kv_heads, o->u.attention.a.head_dim);
-    }
-    return e;
+static void measure_linear(scratch_extent *e, const op *o) {
+    int64_t added = 0;
+    for (int i = 0; i < o->u.linear.n; i++)
+        added += o->u.linear.out[i].add ? o->u.linear.out[i].dst.cols : 0;
+    widen(&e->sum, added);
+    widen(&e->widest, o->src.cols);
 }
 
+static void measure_op(const sl_ops_cpu *o, scratch_extent *e, int64_t rows, const op *x) {
+    const sl_attention *a = &x->u.attention.a;
+    if (x->kind == OP_LINEAR)
+        measure_linear(e, x);
+    else if (x->kind == OP_GATE_UP || x->kind == OP_LOGITS)
+        widen(&e->widest, x->src.cols);
+    else if (x->kind == OP_MOE)
+        measure_moe(o, e, rows, x->dst.cols, &x->u.moe);
+    else if (x->kind == OP_ATTENTION)
+        measure_attention(e, a->heads, a->kv_heads, a->head_dim);
+}
+
+/* Programs that were fitted before stay runnable: the extents only grow. */
 bool cpu_scratch_fit(sl_ops_cpu *o, const sl_program *p, sl_error *err) {
-    extent e = measure(p);
+    scratch_extent e = o->scratch.extent;
+    widen(&e.rows, p->max_rows);
+    for (size_t i = 0; i < p->count; i++)
+        measure_op(o, &e, p->max_rows, &p->list[i]);
     cpu_scratch s = {0};
     uint64_t need = lay_out(o, &e, NULL, &s);
     if (need > o->scratch.bytes) {
         sl_mem_span_free(o->mem, o->scratch.span);
-        o->scratch = (cpu_scratch){0};
+        o->scratch.span = NULL;
+        o->scratch.bytes = 0;
         void *span = sl_mem_span(o->mem, need, SL_USE_SCRATCH, err);
         if (!span)
             return false;
         o->scratch.span = span;
         o->scratch.bytes = need;
     }
+    o->scratch.extent = e;
     lay_out(o, &e, o->scratch.span, &o->scratch);
     return true;
 }
@@ -122,10 +117,10 @@ bool cpu_scratch_fit(sl_ops_cpu *o, const sl_program *p, sl_error *err) {
 /* Before anything is recorded the number of KV heads is not known here: one is the worst case. */
 uint64_t cpu_scratch_need(const sl_ops_cpu *o, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
                           int32_t heads, int32_t head_dim) {
-    extent e = {.rows = max_rows, .hidden = hidden, .widest = widest};
+    scratch_extent e = {.rows = max_rows, .sum = hidden, .widest = widest};
     measure_attention(&e, heads, 1, head_dim);
     if (moe)
-        measure_moe(&e, moe);
+        measure_moe(o, &e, max_rows, hidden, moe);
     cpu_scratch s = {0};
     return sl_round_up(lay_out(o, &e, NULL, &s), 4096);
 }

@@ -7,7 +7,9 @@
 
 sl_program *sl_program_new(sl_ops *ops, int32_t max_rows, int32_t max_outs, sl_error *err) {
     if (max_rows < 1 || max_outs < 1 || max_outs > max_rows)
-        return sl_fail_null(err, SL_ERR_ARGUMENT, "program over %d rows with %d outputs", max_rows, max_outs);
+        return sl_fail_null(err, SL_ERR_ARGUMENT,
+                            "program over %d rows with %d outputs: 1 or more, and no more outputs than rows, expected",
+                            max_rows, max_outs);
     sl_program *p = calloc(1, sizeof *p);
     if (!p)
         return sl_fail_null(err, SL_ERR_MEMORY, "out of memory");
@@ -34,7 +36,8 @@ bool sl_program_end(sl_program *p, sl_error *err) {
             *err = p->error;
         return false;
     }
-    return p->ops->table->prepare(p->ops, p, err);
+    p->ready = p->ops->table->prepare(p->ops, p, err);
+    return p->ready;
 }
 
 static void record_error(sl_program *p, const char *name, int64_t found, int64_t expected) {
@@ -46,6 +49,12 @@ static void record_error(sl_program *p, const char *name, int64_t found, int64_t
 static void expect(sl_program *p, const char *name, int64_t found, int64_t expected) {
     if (found != expected)
         record_error(p, name, found, expected);
+}
+
+static void expect_rows(sl_program *p, const char *name, sl_view v, sl_rows rows) {
+    if (v.rows != rows && p->error.code == SL_OK)
+        sl_fail(&p->error, SL_ERR_ARGUMENT, "recording %s: over %s, %s expected", name,
+                v.rows == SL_ROWS_OUT ? "output rows" : "all rows", rows == SL_ROWS_OUT ? "output rows" : "all rows");
 }
 
 /* The next op, or NULL after an error. */
@@ -66,6 +75,7 @@ static op *append(sl_program *p, op_kind kind) {
 
 void sl_op_embed(sl_program *p, sl_view dst, const sl_weight *table) {
     expect(p, "embed", table->matrix.cols, dst.cols);
+    expect_rows(p, "embed", dst, SL_ROWS_ALL);
     op *o = append(p, OP_EMBED);
     if (!o)
         return;
@@ -75,7 +85,9 @@ void sl_op_embed(sl_program *p, sl_view dst, const sl_weight *table) {
 
 void sl_op_rms_norm(sl_program *p, sl_view dst, sl_view src, const sl_weight *weight, float eps) {
     expect(p, "rms_norm weight", weight->matrix.cols, src.cols);
+    expect(p, "rms_norm weight rows", weight->matrix.rows, 1);
     expect(p, "rms_norm", dst.cols, src.cols);
+    expect_rows(p, "rms_norm", dst, src.rows);
     op *o = append(p, OP_RMS_NORM);
     if (!o)
         return;
@@ -89,6 +101,7 @@ void sl_op_linear(sl_program *p, sl_view src, const sl_linear *out, int n) {
     if (n < 1 || n > MAX_LINEAR)
         record_error(p, "linear outputs", n, MAX_LINEAR);
     for (int i = 0; i < n; i++) {
+        expect_rows(p, "linear", out[i].dst, src.rows);
         expect(p, "linear weight", out[i].weight->matrix.cols, src.cols);
         expect(p, "linear dst", out[i].dst.cols, out[i].weight->matrix.rows);
         if (out[i].bias)
@@ -113,6 +126,7 @@ void sl_op_gate_up(sl_program *p, sl_view dst, sl_view src, const sl_weight *gat
     expect(p, "up", up->matrix.cols, src.cols);
     expect(p, "gate rows", gate->matrix.rows, dst.cols);
     expect(p, "up rows", up->matrix.rows, dst.cols);
+    expect_rows(p, "gate_up", dst, src.rows);
     op *o = append(p, OP_GATE_UP);
     if (!o)
         return;
@@ -133,16 +147,27 @@ static const float *own_frequencies(sl_program *p, const sl_rope *rope) {
         return NULL;
     }
     p->owned = list;
-    memcpy(copy, rope->inv_freq, bytes);
+    if (bytes)
+        memcpy(copy, rope->inv_freq, bytes);
     return p->owned[p->owned_count++] = copy;
 }
 
 void sl_op_attention(sl_program *p, sl_view dst, sl_view q, sl_view k, sl_view v, const sl_attention *a) {
+    expect_rows(p, "attention dst", dst, SL_ROWS_ALL);
+    expect_rows(p, "attention q", q, SL_ROWS_ALL);
+    expect_rows(p, "attention k", k, SL_ROWS_ALL);
+    expect_rows(p, "attention v", v, SL_ROWS_ALL);
+    if (a->head_dim < 1)
+        record_error(p, "attention head_dim", a->head_dim, 1);
     expect(p, "attention q", q.cols, (int64_t)a->heads * a->head_dim);
     expect(p, "attention k", k.cols, (int64_t)a->kv_heads * a->head_dim);
     expect(p, "attention v", v.cols, (int64_t)a->kv_heads * a->head_dim);
     expect(p, "attention dst", dst.cols, q.cols);
-    if (a->kv_heads < 1 || a->heads % a->kv_heads)
+    if (a->q_norm.buffer)
+        expect(p, "attention q_norm", a->q_norm.matrix.cols, a->head_dim);
+    if (a->k_norm.buffer)
+        expect(p, "attention k_norm", a->k_norm.matrix.cols, a->head_dim);
+    if (a->kv_heads < 1 || a->heads < 1 || a->heads % a->kv_heads)
         record_error(p, "attention heads", a->heads, a->kv_heads);
     if (a->rope.dims < 0 || a->rope.dims > a->head_dim || a->rope.dims % 2)
         record_error(p, "attention rope", a->rope.dims, a->head_dim);
@@ -157,15 +182,36 @@ void sl_op_attention(sl_program *p, sl_view dst, sl_view q, sl_view k, sl_view v
     o->u.attention.a.rope.inv_freq = own_frequencies(p, &a->rope);
 }
 
+static void expect_shared(sl_program *p, const sl_moe *m, int32_t hidden) {
+    int64_t width = m->shared[SL_PROJ_GATE].matrix.rows;
+    expect(p, "shared gate", m->shared[SL_PROJ_GATE].matrix.cols, hidden);
+    expect(p, "shared up", m->shared[SL_PROJ_UP].matrix.cols, hidden);
+    expect(p, "shared up rows", m->shared[SL_PROJ_UP].matrix.rows, width);
+    expect(p, "shared down", m->shared[SL_PROJ_DOWN].matrix.cols, width);
+    expect(p, "shared down rows", m->shared[SL_PROJ_DOWN].matrix.rows, hidden);
+    if (m->shared_gate.buffer) {
+        expect(p, "shared expert's gate", m->shared_gate.matrix.cols, hidden);
+        expect(p, "shared expert's gate rows", m->shared_gate.matrix.rows, 1);
+    }
+}
+
 void sl_op_moe(sl_program *p, sl_view residual, sl_view src, const sl_moe *m) {
+    expect_rows(p, "moe residual", residual, SL_ROWS_ALL);
+    expect_rows(p, "moe", src, SL_ROWS_ALL);
+    expect(p, "moe residual", residual.cols, src.cols);
     expect(p, "router rows", m->router.matrix.rows, m->experts);
     expect(p, "router", m->router.matrix.cols, src.cols);
     expect(p, "expert gate", m->proj[SL_PROJ_GATE].cols, src.cols);
-    expect(p, "expert up", m->proj[SL_PROJ_UP].rows, m->proj[SL_PROJ_GATE].rows);
+    expect(p, "expert up", m->proj[SL_PROJ_UP].cols, src.cols);
+    expect(p, "expert up rows", m->proj[SL_PROJ_UP].rows, m->proj[SL_PROJ_GATE].rows);
     expect(p, "expert down", m->proj[SL_PROJ_DOWN].cols, m->proj[SL_PROJ_GATE].rows);
     expect(p, "expert down rows", m->proj[SL_PROJ_DOWN].rows, residual.cols);
     if (m->top_k < 1 || m->top_k > m->experts)
         record_error(p, "moe top_k", m->top_k, m->experts);
+    else if ((int64_t)p->max_rows * m->top_k > INT32_MAX)
+        record_error(p, "moe pairs of row and expert", (int64_t)p->max_rows * m->top_k, INT32_MAX);
+    if (m->shared[SL_PROJ_GATE].buffer)
+        expect_shared(p, m, src.cols);
     op *o = append(p, OP_MOE);
     if (!o)
         return;
@@ -176,6 +222,8 @@ void sl_op_moe(sl_program *p, sl_view residual, sl_view src, const sl_moe *m) {
 
 void sl_op_gather_outs(sl_program *p, sl_view dst, sl_view src) {
     expect(p, "gather", dst.cols, src.cols);
+    expect_rows(p, "gather dst", dst, SL_ROWS_OUT);
+    expect_rows(p, "gather", src, SL_ROWS_ALL);
     op *o = append(p, OP_GATHER_OUTS);
     if (!o)
         return;
@@ -185,6 +233,7 @@ void sl_op_gather_outs(sl_program *p, sl_view dst, sl_view src) {
 
 void sl_op_logits(sl_program *p, sl_view src, const sl_weight *head) {
     expect(p, "logits", head->matrix.cols, src.cols);
+    expect_rows(p, "logits", src, SL_ROWS_OUT);
     op *o = append(p, OP_LOGITS);
     if (!o)
         return;
@@ -201,6 +250,8 @@ void sl_op_checkpoint(sl_program *p, int32_t layer) {
 /* ---- calls through the implementation's table -------------------------------------------------------------------- */
 
 bool sl_program_run(sl_program *p, sl_step *step, sl_error *err) {
+    if (!p->ready)
+        return sl_fail(err, SL_ERR_ARGUMENT, "a program that was not ended, or with an error, cannot run");
     if (step->rows < 1 || step->rows > p->max_rows)
         return sl_fail(err, SL_ERR_ARGUMENT, "step of %d rows, 1 to %d expected", step->rows, p->max_rows);
     if (step->outs < 0 || step->outs > p->max_outs)

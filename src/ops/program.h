@@ -62,7 +62,7 @@ struct sl_program {
     size_t owned_count, owned_capacity;
     int32_t max_rows, max_outs;
     sl_error error; /* the first recording error */
-    void *impl;     /* what the implementation prepared at end */
+    bool ready;     /* ended without error */
 };
 
 /* What an implementation provides. Every sl_ops begins with this. */

@@ -27,7 +27,7 @@ typedef struct acts {
 static void *aligned_new(uint64_t bytes) {
     void *p = aligned_alloc(64, (size_t)sl_round_up(bytes ? bytes : 64, 64));
     assert_non_null(p);
-    memset(p, 0xa5, (size_t)bytes);
+    memset(p, 0xff, (size_t)bytes); /* NaN, where read as floats */
     return p;
 }
 

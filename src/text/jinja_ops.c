@@ -49,6 +49,23 @@ static jval int_power(jinja *j, int64_t base, int64_t exponent) {
     return jinja_int(result);
 }
 
+static int bits(uint64_t v) {
+    return v ? 64 - __builtin_clzll(v) : 0;
+}
+
+/* a / b rounded once, also where a or b alone does not fit a double: the quotient to 55 bits or more, its last bit set
+ * if anything is left over. */
+static double int_ratio(int64_t a, int64_t b) {
+    uint64_t x = a < 0 ? -(uint64_t)a : (uint64_t)a, y = b < 0 ? -(uint64_t)b : (uint64_t)b;
+    if (bits(x) <= 53 && bits(y) <= 53)
+        return (double)a / (double)b;
+    int shift = bits(y) + 55 - bits(x);
+    unsigned __int128 wide = (unsigned __int128)x << (shift > 0 ? shift : 0);
+    uint64_t quotient = (uint64_t)(wide / y) | (wide % y != 0);
+    double ratio = ldexp((double)quotient, shift > 0 ? -shift : 0);
+    return (a < 0) != (b < 0) ? -ratio : ratio;
+}
+
 static jval int_op(jinja *j, jop op, int64_t a, int64_t b) {
     int64_t r = 0;
     bool overflow = false;
@@ -68,7 +85,7 @@ static jval int_op(jinja *j, jop op, int64_t a, int64_t b) {
         if (b == 0)
             jinja_raise(j, "division by zero");
         if (op == JOP_DIV)
-            return jinja_float((double)a / (double)b);
+            return jinja_float(int_ratio(a, b));
         if (b == -1) /* INT64_MIN / -1 traps */
             return op == JOP_MOD ? jinja_int(0) : int_op(j, JOP_SUB, 0, a);
         r = op == JOP_MOD ? a % b : a / b;

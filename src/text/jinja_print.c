@@ -1,6 +1,7 @@
 /* str() and repr() of every value, byte for byte as Python prints it, and pprint. */
 #include "text/jinja_tree.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +13,7 @@
  * or 17. */
 static int shortest_digits(double f, char *digits, int *exponent) {
     char text[40];
-    for (int precision = 15; precision <= 17; precision++) {
+    for (int precision = f < DBL_MIN ? 1 : 15; precision <= 17; precision++) {
         snprintf(text, sizeof text, "%.*e", precision - 1, f);
         if (precision == 17 || strtod(text, NULL) == f)
             break;

@@ -46,6 +46,7 @@ int main(void) {
         json_t *answer = render_line(job);
         json_dumpf(answer, out, JSON_COMPACT);
         fputc('\n', out);
+        fflush(out);
         json_decref(answer);
         json_decref(job);
         done++;

@@ -212,7 +212,7 @@ static experts_slab *slab_to_steal(const sl_experts *e, int32_t cls, const exper
     experts_slab *oldest = (experts_slab *)e->recent_slabs.last;
     if (!oldest || oldest->cls == cls)
         return NULL;
-    return !victim || oldest->used < victim->used ? oldest : NULL;
+    return !victim || oldest->used < experts_policy_age(e, victim) ? oldest : NULL;
 }
 
 static experts_slot *take_occupied(sl_experts *e, int32_t cls) {

@@ -48,8 +48,11 @@ static void fail_item(sl_experts *e, int32_t i, const sl_error *why) {
 }
 
 void experts_item_ready(sl_experts *e, experts_slot *s) {
-    e->it.item[s->item].state = EXPERTS_ITEM_READY;
-    queue_item(&e->it, s->item);
+    experts_iteration *it = &e->it;
+    it->item[s->item].state = EXPERTS_ITEM_READY;
+    if (it->kept <= s->item)
+        it->kept = s->item + 1;
+    queue_item(it, s->item);
 }
 
 void experts_item_failed(sl_experts *e, experts_slot *s, const sl_error *why) {
@@ -62,7 +65,6 @@ void experts_item_failed(sl_experts *e, experts_slot *s, const sl_error *why) {
     if (s->adopted) {
         experts_sub(&e->count.hits, 1);
         await_slot(it, i);
-        it->kept = it->n;
         return;
     }
     fail_item(e, i, why);
@@ -203,8 +205,8 @@ static bool start_iteration(experts_iteration *it, int32_t layer, const int32_t 
     it->running = true;
     it->layer = layer;
     it->order = order;
-    it->n = it->waiting = it->kept = n;
-    it->queue_head = it->queue_tail = it->cursor = it->given = it->issue = it->missing = 0;
+    it->n = it->waiting = n;
+    it->queue_head = it->queue_tail = it->cursor = it->given = it->issue = it->missing = it->kept = 0;
     it->prefetched = false;
     for (int32_t i = 0; i < n; i++)
         it->item[i] = (experts_item){.id = ids[i], .state = EXPERTS_ITEM_WAITING};

@@ -7,7 +7,7 @@
  * end all the same, so that the staying set follows the text (bimodal insertion, Qureshi et al., ISCA 2007). */
 #include "experts/store.h"
 
-enum { HOT_EVERY = 32 };
+enum { HOT_EVERY = 32, STALE_PASSES = 2 };
 
 bool experts_policy_thrashes(const sl_experts *e) {
     return e->demand > e->slots;
@@ -34,4 +34,13 @@ void experts_policy_take(sl_experts *e, experts_slot *s) {
 
 experts_slot *experts_policy_victim(const sl_experts *e, int32_t cls) {
     return (experts_slot *)e->cls[cls].recent.last;
+}
+
+uint64_t experts_policy_age(const sl_experts *e, const experts_slot *victim) {
+    if (victim->used)
+        return victim->used;
+    /* At the cold end the victim's own age says nothing. What was not used in whole passes over the model is stale; a
+     * pass moves the clock by its demand. */
+    uint64_t stale = STALE_PASSES * (uint64_t)e->demand;
+    return e->clock > stale ? e->clock - stale : 0;
 }

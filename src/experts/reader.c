@@ -4,7 +4,8 @@
 #include <fcntl.h>
 #include <time.h>
 
-/* Measured with bench/readers.c; see docs/architecture.md. */
+/* bench/readers.c on a virtual disk of 1.6 GB/s: pieces of 256 KiB to 4 MiB are equally fast once the queue is deep;
+ * smaller ones cost more processor time, larger ones leave a burst of few experts without depth. */
 enum { DEFAULT_PIECE = 512 << 10, LEAST_PIECE = 4096, LARGEST_PIECE = 1 << 30 };
 #define DEFAULT_TIMEOUT_NS 30000000000u
 

@@ -204,6 +204,8 @@ void experts_policy_keep(sl_experts *e, experts_slot *s);
 /* It is claimed or evicted. */
 void experts_policy_take(sl_experts *e, experts_slot *s);
 experts_slot *experts_policy_victim(const sl_experts *e, int32_t cls);
+/* A slab of another class that was last used before this goes rather than the victim. */
+uint64_t experts_policy_age(const sl_experts *e, const experts_slot *victim);
 /* One pass asks for more experts than there are slots: plain LRU would never hit. */
 bool experts_policy_thrashes(const sl_experts *e);
 

@@ -2,8 +2,7 @@
 #include "experts/store.h"
 
 void experts_trace_burst(experts_trace *t) {
-    if (t->on)
-        t->burst++;
+    t->burst++;
 }
 
 /* Without memory the trace ends, and says so by being shorter than the count of reads. */

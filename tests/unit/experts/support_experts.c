@@ -117,17 +117,41 @@ static void place_layer(model *m, rng *r, int32_t layer, const uint32_t size[SL_
     m->layer[layer] = (sl_expert_layer){m->spec.experts, ext};
 }
 
+/* A layer like the first, as many whole blocks further on in the files: the same slot size for certain. */
+static void repeat_layer(model *m, int32_t layer, const uint64_t first_end[MODEL_FILES]) {
+    int32_t n = m->spec.experts * SL_EXPERT_PARTS;
+    sl_extent *ext = calloc((size_t)n, sizeof *ext);
+    assert_non_null(ext);
+    for (int32_t i = 0; i < n; i++) {
+        sl_extent x = m->extent[0][i];
+        x.offset += x.bytes ? (uint64_t)layer * sl_round_up(first_end[x.file], 4096) : 0;
+        m->size[x.file] = x.offset + x.bytes > m->size[x.file] ? x.offset + x.bytes : m->size[x.file];
+        ext[i] = x;
+    }
+    m->extent[layer] = ext;
+    m->layer[layer] = (sl_expert_layer){m->spec.experts, ext};
+}
+
+static void place_layers(model *m, rng *r) {
+    uint32_t size[SL_EXPERT_PARTS];
+    uint64_t first_end[MODEL_FILES];
+    for (int32_t i = 0; i < m->spec.layers; i++) {
+        if (i > 0 && m->spec.equal_layers) {
+            repeat_layer(m, i, first_end);
+            continue;
+        }
+        part_sizes(&m->spec, r, size);
+        place_layer(m, r, i, size);
+        memcpy(first_end, m->size, sizeof first_end);
+    }
+}
+
 void model_make(model *m, const model_spec *spec, rng *r) {
     memset(m, 0, sizeof *m);
     m->spec = *spec;
-    uint32_t size[SL_EXPERT_PARTS];
     for (int32_t i = 0; i < spec->files; i++)
         m->size[i] = 1 + rng_below(r, 5000);
-    for (int32_t i = 0; i < spec->layers; i++) {
-        if (i == 0 || !spec->equal_layers)
-            part_sizes(spec, r, size);
-        place_layer(m, r, i, size);
-    }
+    place_layers(m, r);
     /* Files end with their last extent: the tail of a direct read lies past the end. */
     for (int32_t i = 0; i < spec->files; i++)
         m->file[i] = file_make(m->size[i], &m->bytes[i], r);
@@ -211,6 +235,8 @@ static void spy_remove_memory(sl_reader *r, void *base) {
 
 static void spy_close(sl_reader *r) {
     spy *s = (spy *)r;
+    if (s->mem)
+        assert_true(sl_mem_used(s->mem, SL_USE_SLOTS) > 0);
     s->inner->close(s->inner);
     free(s);
 }
@@ -254,7 +280,7 @@ sl_reader *reader_make(const reader_case *c) {
 
 sl_reader *reader_plain(void) {
     sl_error err;
-    sl_reader_options o = {.kind = SL_READER_PREAD, .buffered = true, .depth = 2};
+    sl_reader_options o = {.kind = SL_READER_PREAD, .buffered = true, .depth = 1};
     sl_reader *r = sl_reader_open(&o, &err);
     assert_non_null(r);
     return r;

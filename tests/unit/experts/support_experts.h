@@ -61,10 +61,11 @@ typedef struct spy {
     int in_flight;
     int failed; /* reads that failed; a quarantined one counts once */
     int quarantined;
-    int regions;      /* memory added and not removed */
-    bool refuse;      /* submits fail */
-    bool hold;        /* a collect that only looks sees nothing */
-    int fail_results; /* so many results are turned into failures */
+    int regions;       /* memory added and not removed */
+    const sl_mem *mem; /* not NULL: at close its slabs must still be there, reads may go to them */
+    bool refuse;       /* submits fail */
+    bool hold;         /* a collect that only looks sees nothing */
+    int fail_results;  /* so many results are turned into failures */
 } spy;
 
 spy *spy_open(sl_reader *inner);
@@ -81,7 +82,7 @@ extern const reader_case reader_cases[];
 extern const int reader_case_count;
 /* NULL where the system has no such reader (printed). */
 sl_reader *reader_make(const reader_case *c);
-sl_reader *reader_plain(void); /* pread, buffered: exists everywhere */
+sl_reader *reader_plain(void); /* pread, buffered: exists everywhere; one thread: results come in the order of reads */
 
 /* ---- a store over a model ---- */
 

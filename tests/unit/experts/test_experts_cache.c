@@ -13,6 +13,7 @@ enum { LRU_LAYERS = 3, LRU_EXPERTS = 20, LRU_TOP = 4, LRU_SLOTS = 17 };
 typedef struct lru_model {
     int32_t key[LRU_SLOTS];
     int32_t n;
+    uint64_t hits;
 } lru_model;
 
 static int32_t key_of(int32_t layer, int32_t expert) {
@@ -23,6 +24,7 @@ static void lru_take(lru_model *l, int32_t key) {
     for (int32_t i = 0; i < l->n; i++) {
         if (l->key[i] == key) {
             memmove(&l->key[i], &l->key[i + 1], (size_t)(--l->n - i) * sizeof *l->key);
+            l->hits++;
             return;
         }
     }
@@ -89,6 +91,7 @@ static void least_recently_used_goes_first(void **state) {
         expect_same(&s, &l);
     }
     sl_experts_stats st = store_stats(&s);
+    assert_int_equal(st.hits, l.hits);
     assert_int_equal(st.slots, LRU_SLOTS);
     assert_int_equal(st.slots_used, LRU_SLOTS);
     assert_int_equal(st.misses - st.evictions, LRU_SLOTS);
@@ -208,7 +211,7 @@ static void slabs_follow_demand_between_classes(void **state) {
     assert_int_equal(store_run(&s, 0, all, 24, SL_ORDER_READY, 4), 0);
     assert_int_equal(store_run(&s, 2, all, 24, SL_ORDER_READY, 4), 0);
     assert_true(slots_of_class(&s, 0) >= 24);
-    for (int round = 0; round < 40; round++) {
+    for (int round = 0; round < 80; round++) {
         int32_t ids[4];
         rng_ids(&r, ids, 4, 24);
         assert_int_equal(store_run(&s, 1 + 2 * (round % 2), ids, 4, SL_ORDER_READY, 4), 0);

@@ -283,6 +283,24 @@ static void reads_of_an_ended_iteration_are_kept(void **state) {
     model_free(&m);
 }
 
+/* Hits that were still being read when the iteration began hold all slots later. */
+static void ascending_gives_up_hits_that_arrive_late(void **state) {
+    rng r = rng_start("late hits");
+    model m;
+    model_make(&m, &(model_spec){1, 1, 12, 1, 500, 5000, true, true}, &r);
+    store s;
+    spy *watch = spy_open(reader_plain());
+    store_make(&s, &m, &(store_spec){.top_k = 2, .max_slots = 3}, &watch->base);
+    int32_t late[] = {7, 8, 11}, ids[] = {0, 1, 2, 7, 8, 11};
+    watch->hold = true;
+    store_begin(&s, 0, late, 3, SL_ORDER_READY);
+    s.source.end(s.source.self);
+    assert_int_equal(watch->in_flight, 3);
+    assert_int_equal(store_run(&s, 0, ids, 6, SL_ORDER_ASCENDING, 1), 0);
+    store_free(&s);
+    model_free(&m);
+}
+
 static void closing_waits_for_reads_in_flight(void **state) {
     rng r = rng_start("close");
     model m;
@@ -292,7 +310,9 @@ static void closing_waits_for_reads_in_flight(void **state) {
         if (!reader)
             continue;
         store s;
-        store_make(&s, &m, &(store_spec){.top_k = 8}, reader);
+        spy *watch = spy_open(reader);
+        store_make(&s, &m, &(store_spec){.top_k = 8}, &watch->base);
+        watch->mem = s.mem;
         int32_t ids[] = {0, 1, 2, 5, 6, 7, 8, 11};
         store_begin(&s, 0, ids, 8, SL_ORDER_READY);
         if (c % 2)
@@ -352,6 +372,7 @@ int main(void) {
         cmocka_unit_test(hits_make_no_system_call),
         cmocka_unit_test(misses_go_out_in_one_batch),
         cmocka_unit_test(reads_of_an_ended_iteration_are_kept),
+        cmocka_unit_test(ascending_gives_up_hits_that_arrive_late),
         cmocka_unit_test(closing_waits_for_reads_in_flight),
         cmocka_unit_test(wrong_requests_are_refused),
     };

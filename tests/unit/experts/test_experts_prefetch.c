@@ -25,7 +25,8 @@ static void the_previous_tokens_experts_of_the_next_layer_are_read_ahead(void **
     make_model(&m, &r);
     store s;
     spy *watch = spy_open(reader_plain());
-    store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 24, .prefetch = true}, &watch->base);
+    store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 24, .slab_bytes = 1 << 18, .prefetch = true},
+               &watch->base);
     int32_t a[] = {1, 2}, b[] = {3, 9};
     store_run(&s, 0, a, 2, SL_ORDER_READY, 2);
     store_run(&s, 1, b, 2, SL_ORDER_READY, 2);
@@ -53,7 +54,8 @@ static void reading_ahead_is_off_unless_asked_for_and_in_sweeps(void **state) {
     make_model(&m, &r);
     for (int on = 0; on < 2; on++) {
         store s;
-        store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 24, .prefetch = on}, reader_plain());
+        store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 24, .slab_bytes = 1 << 18, .prefetch = on},
+                   reader_plain());
         int32_t a[] = {1, 2}, b[] = {3, 9};
         sl_expert_order order = on ? SL_ORDER_ASCENDING : SL_ORDER_READY;
         store_run(&s, 0, a, 2, order, 2);
@@ -73,7 +75,8 @@ static void guesses_wait_for_the_disk_and_leave_claims_alone(void **state) {
     make_model(&m, &r);
     store s;
     spy *watch = spy_open(reader_plain());
-    store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 8, .prefetch = true}, &watch->base);
+    store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 8, .slab_bytes = 1 << 18, .prefetch = true},
+               &watch->base);
     int32_t next_layer[] = {0, 1, 2, 3}, now[] = {4, 5, 6, 7}, filler[] = {8, 9, 10, 11};
     sl_expert_view view[4];
     sl_error err;
@@ -106,13 +109,39 @@ static void guesses_wait_for_the_disk_and_leave_claims_alone(void **state) {
     model_free(&m);
 }
 
-static void a_guess_that_fails_is_forgotten(void **state) {
-    rng r = rng_start("prefetch fails");
+/* The oldest experts are those of the layer the guess is for: they may be asked for as likely as it. */
+static void a_guess_never_pushes_out_its_own_layer(void **state) {
+    rng r = rng_start("prefetch own layer");
     model m;
     make_model(&m, &r);
     store s;
+    store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 8, .slab_bytes = 1 << 18, .prefetch = true},
+               reader_plain());
+    int32_t first[] = {4, 5}, next_layer[] = {0, 1, 2, 3}, last[] = {8, 9}, filler[] = {10, 11};
+    store_run(&s, 0, first, 2, SL_ORDER_READY, 2);
+    store_run(&s, 1, next_layer, 4, SL_ORDER_READY, 4);
+    store_run(&s, 2, last, 2, SL_ORDER_READY, 2);
+    store_settle(&s);
+    drop(&s, 1, 0);
+    drop(&s, 1, 1);
+    store_run(&s, 2, filler, 2, SL_ORDER_ASCENDING, 2);
+    store_run(&s, 0, first, 2, SL_ORDER_READY, 2);
+    store_settle(&s);
+    assert_int_equal(store_stats(&s).prefetch_reads, 0);
+    assert_true(store_has(&s, 1, 2) && store_has(&s, 1, 3));
+    store_free(&s);
+    model_free(&m);
+}
+
+static void a_guess_that_fails_is_forgotten(void **state) {
+    rng r = rng_start("prefetch fails");
+    model m;
+    /* One read an expert: the results turned into failures are those of the guesses. */
+    model_make(&m, &(model_spec){2, 3, 16, 1, 500, 3000, true, true}, &r);
+    store s;
     spy *watch = spy_open(reader_plain());
-    store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 24, .prefetch = true}, &watch->base);
+    store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 24, .slab_bytes = 1 << 18, .prefetch = true},
+               &watch->base);
     int32_t a[] = {1, 2}, b[] = {3, 9};
     for (int settled = 0; settled < 2; settled++) {
         store_run(&s, 0, a, 2, SL_ORDER_READY, 2);
@@ -284,6 +313,7 @@ int main(void) {
         cmocka_unit_test(the_previous_tokens_experts_of_the_next_layer_are_read_ahead),
         cmocka_unit_test(reading_ahead_is_off_unless_asked_for_and_in_sweeps),
         cmocka_unit_test(guesses_wait_for_the_disk_and_leave_claims_alone),
+        cmocka_unit_test(a_guess_never_pushes_out_its_own_layer),
         cmocka_unit_test(a_guess_that_fails_is_forgotten),
         cmocka_unit_test(statistics_count_what_was_read),
         cmocka_unit_test(a_checkpoint_is_streamed_in_place),

@@ -251,8 +251,88 @@ static void a_read_that_takes_too_long_is_told_twice(void **state) {
     stuck_close(&s);
 }
 
-/* The queue is one deep and its place is taken by a read that never ends: the one behind it fails too, though the
- * kernel never saw it. */
+/* A disk that gives less than it was asked for: the rest is asked for again, no more than that. */
+static void short_reads_go_on_where_they_stopped(void **state) {
+    sl_reader *reader = uring_with_timeout(0, 4);
+    if (!reader)
+        return;
+    stuck_file s;
+    stuck_open(&s);
+    uint8_t memory[100], sent[100];
+    for (int i = 0; i < 100; i++)
+        sent[i] = (uint8_t)(i + 1);
+    memset(memory, 0xa5, sizeof memory);
+    sl_read read = {&s.file, 0, 64, memory, 64, &s};
+    sl_error err;
+    sl_read_result got;
+    assert_true(reader->submit(reader, &read, 1, &err));
+    assert_int_equal(write(s.ends[1], sent, 10), 10);
+    assert_int_equal(reader->collect(reader, &got, 1, 1000000), 0);
+    assert_int_equal(write(s.ends[1], sent + 10, 90), 90);
+    assert_int_equal(reader->collect(reader, &got, 1, UINT64_MAX), 1);
+    assert_true(got.ok);
+    assert_memory_equal(memory, sent, 64);
+    for (int i = 64; i < 100; i++)
+        assert_int_equal(memory[i], 0xa5);
+    reader->close(reader);
+    stuck_close(&s);
+}
+
+static void expect_advance(experts_piece *p, int64_t result, bool over, uint64_t read_so_far) {
+    assert_int_equal(experts_piece_advance(p, result), over);
+    assert_int_equal(p->done, read_so_far);
+}
+
+/* What a direct read may go on from, and where a file's end is. */
+static void a_short_direct_read_goes_on_from_a_whole_block(void **state) {
+    experts_job j = {.read = {.bytes = 8192, .need = 7000}, .align = 512};
+    experts_piece p = {.job = &j, .bytes = 8192};
+    expect_advance(&p, -EINTR, false, 0);
+    expect_advance(&p, -EAGAIN, false, 0);
+    expect_advance(&p, 1030, false, 1024);
+    expect_advance(&p, 2048, false, 3072);
+    expect_advance(&p, 4000, true, 7072);
+    assert_int_equal(p.failure, EXPERTS_READ_OK);
+    p = (experts_piece){.job = &j, .bytes = 4096};
+    expect_advance(&p, 4096, true, 4096);
+    p = (experts_piece){.job = &j, .begin = 4096, .bytes = 4096};
+    expect_advance(&p, 2903, false, 2560);
+    expect_advance(&p, 343, true, 2903); /* 6999 of 7000: the end of the file */
+    assert_int_equal(p.failure, EXPERTS_READ_END);
+    p = (experts_piece){.job = &j, .bytes = 4096};
+    expect_advance(&p, 0, true, 0);
+    assert_int_equal(p.failure, EXPERTS_READ_END);
+    p = (experts_piece){.job = &j, .bytes = 4096};
+    expect_advance(&p, -EIO, true, 0);
+    assert_int_equal(p.failure, EXPERTS_READ_ERRNO);
+    assert_int_equal(p.saved_errno, EIO);
+}
+
+/* Behind a read that never ends nothing moves: what waits fails too, after the time limit, though it was never begun.
+ */
+static void reads_behind_a_stuck_one_have_a_time_limit(void **state) {
+    sl_file f = {.path = "stuck.bin", .fd = -1, .direct_fd = -1, .size = 1 << 20};
+    experts_jobs q = {.piece_bytes = 4096, .timeout_ns = 1000};
+    sl_read read[2] = {{&f, 0, 4096, NULL, 4096, &read[0]}, {&f, 4096, 4096, NULL, 4096, &read[1]}};
+    sl_error err;
+    experts_piece p;
+    sl_read_result got[4];
+    assert_true(experts_jobs_add(&q, read, 2, &err));
+    uint64_t now = sl_now_ns();
+    assert_true(experts_jobs_next_piece(&q, now, &p));
+    assert_int_equal(experts_jobs_deadline(&q), now + 1000);
+    assert_int_equal(experts_jobs_expire(&q, now + 999), 0);
+    assert_int_equal(experts_jobs_results(&q, got, 4), 0);
+    assert_int_equal(experts_jobs_expire(&q, now + 1000), 1);
+    assert_int_equal(experts_jobs_results(&q, got, 4), 2);
+    assert_true(got[0].tag == &read[0] && got[0].quarantined && !got[0].ok);
+    assert_true(got[1].tag == &read[1] && !got[1].quarantined && !got[1].ok);
+    assert_int_equal(experts_jobs_deadline(&q), UINT64_MAX);
+    assert_false(experts_jobs_next_piece(&q, now, &p));
+    experts_jobs_free(&q);
+}
+
+/* The queue is one deep: the place of a read that was given up goes to the next, which has its own time. */
 static void a_stuck_queue_fails_what_waits_in_it(void **state) {
     sl_reader *reader = uring_with_timeout(20000000, 1);
     if (!reader)
@@ -400,6 +480,9 @@ int main(void) {
         cmocka_unit_test(a_truncated_file_is_an_error_with_place_and_sizes),
         cmocka_unit_test(a_failed_read_says_why),
         cmocka_unit_test(a_read_that_takes_too_long_is_told_twice),
+        cmocka_unit_test(short_reads_go_on_where_they_stopped),
+        cmocka_unit_test(a_short_direct_read_goes_on_from_a_whole_block),
+        cmocka_unit_test(reads_behind_a_stuck_one_have_a_time_limit),
         cmocka_unit_test(a_stuck_queue_fails_what_waits_in_it),
         cmocka_unit_test(close_cancels_what_is_in_flight),
         cmocka_unit_test(results_are_consistent_when_limits_race),

@@ -80,6 +80,12 @@ class Group:
         return int((self.path / "memory.max_usage_in_bytes").read_text())
 
 
+def forget(path):
+    """Drops the file from the page cache: pages that another group brought there would be free of charge in a new one."""
+    with open(path, "rb") as f:
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def run(command, group=None, timeout=3600):
     p = subprocess.run(command, capture_output=True, text=True, timeout=timeout, preexec_fn=group.enter if group else None)
     if p.returncode != 0:
@@ -138,6 +144,7 @@ def limited(e, a):
         with Group(3 * GIB) as g:
             s = e.sluice(a.tokens, 0, memory=str(3 * GIB - (64 << 20)), group=g)["decode"]
             ours.append(dict(decode=s["tokens_per_second"], bound=s["share_of_causal_bound"], hit_rate=s["hit_rate"]))
+        forget(a.model)
         with Group(3 * GIB) as g:
             theirs.append(e.peer(a.peer_limited_tokens, 0, group=g, warmup=a.peer_limited_tokens, repack=False))
         print(f"  round {i + 1}: sluice {ours[-1]}  llama.cpp {theirs[-1]}", flush=True)

@@ -113,7 +113,8 @@ void sl_file_close(sl_file *f);
 /* Reads exactly n bytes at offset through the page cache; short reads and EINTR continue; end of file is an error that
  * names the file, the offset and the size found. */
 bool sl_file_read(const sl_file *f, uint64_t offset, void *out, uint64_t n, sl_error *err);
-/* As sl_file_read, leaving nothing in the page cache: O_DIRECT where the file allows it, else dropped after each piece. */
+/* As sl_file_read, leaving nothing in the page cache: O_DIRECT where the file allows it, else dropped after each piece.
+ */
 bool sl_file_read_uncached(const sl_file *f, uint64_t offset, void *out, uint64_t n, sl_error *err);
 /* Tells the system that [offset, offset+n) need not stay in the page cache. */
 void sl_file_drop(const sl_file *f, uint64_t offset, uint64_t n);

@@ -1,9 +1,11 @@
-/* checkpoint: a model as its maker ships it: Hugging Face directory (safetensors, MLX-quantised or not) or GGUF (single or split).
+/* checkpoint: a model as its maker ships it: Hugging Face directory (safetensors, MLX-quantised or not) or GGUF (single
+ * or split).
  *
- * Gives names, shapes, formats and extents (file, offset, length) of tensors, metadata, and the texts of tokenizer and template.
- * Reads headers only. Every byte is hostile: sizes are checked for overflow and against the file before use; overlapping tensors, shapes that
- * contradict lengths, missing shards, unknown formats are errors that name file, tensor, offset, found and expected.
- * May include: quant, base. Called by model, experts, text (metadata only), engine. */
+ * Gives names, shapes, formats and extents (file, offset, length) of tensors, metadata, and the texts of tokenizer and
+ * template. Reads headers only. Every byte is hostile: sizes are checked for overflow and against the file before use;
+ * overlapping tensors, shapes that contradict lengths, missing shards, unknown formats are errors that name file,
+ * tensor, offset, found and expected. May include: quant, base. Called by model, experts, text (metadata only), engine.
+ */
 #ifndef SL_CHECKPOINT_H
 #define SL_CHECKPOINT_H
 
@@ -23,23 +25,27 @@ typedef struct sl_extent {
     uint64_t bytes;
 } sl_extent;
 
-/* A logical tensor. An MLX-quantised weight (NAME.weight u32 + NAME.scales + NAME.biases) is one tensor NAME.weight with three parts. */
+/* A logical tensor. An MLX-quantised weight (NAME.weight u32 + NAME.scales + NAME.biases) is one tensor NAME.weight
+ * with three parts. */
 typedef struct sl_tensor {
     const char *name;
     sl_format_id format;
     int32_t group;     /* affine only */
     sl_format_id side; /* affine only */
     int32_t dims;
-    int64_t shape[SL_MAX_DIMS]; /* outermost first, in weights (not packed words): [rows][cols] for a matrix, GGUF's order reversed */
+    int64_t shape[SL_MAX_DIMS]; /* outermost first, in weights (not packed words): [rows][cols] for a matrix, GGUF's
+                                   order reversed */
     int32_t parts;              /* 1, affine 3 */
     sl_extent part[3];
 } sl_tensor;
 
 typedef struct sl_ckpt sl_ckpt;
 
-/* MODEL as on the command line: path of a directory, a .gguf file (any shard of a split one), a .safetensors inside a model directory, a Hugging Face cache
- * id "org/name" (HF_HUB_CACHE, HF_HOME, ~/.cache/huggingface; refs/main's snapshot), an Ollama name "llama3:8b" (OLLAMA_MODELS or ~/.ollama/models manifests),
- * an LM Studio name "publisher/name[/file.gguf]" (~/.lmstudio/models, ~/.cache/lm-studio/models). Returns an allocated path; the error lists what was looked for. */
+/* MODEL as on the command line: path of a directory, a .gguf file (any shard of a split one), a .safetensors inside a
+ * model directory, a Hugging Face cache id "org/name" (HF_HUB_CACHE, HF_HOME, ~/.cache/huggingface; refs/main's
+ * snapshot), an Ollama name "llama3:8b" (OLLAMA_MODELS or ~/.ollama/models manifests), an LM Studio name
+ * "publisher/name[/file.gguf]" (~/.lmstudio/models, ~/.cache/lm-studio/models). Returns an allocated path; the error
+ * lists what was looked for. */
 char *sl_model_locate(const char *model, sl_error *err);
 
 /* Opens the checkpoint at a path that sl_model_locate gave. */
@@ -60,25 +66,30 @@ const sl_tensor *sl_ckpt_require(const sl_ckpt *c, const char *name, sl_error *e
 
 uint64_t sl_tensor_bytes(const sl_tensor *t);
 int64_t sl_tensor_elements(const sl_tensor *t);
-/* Slice `index` of the outermost dimension (an expert of a stacked tensor) as a tensor of one dimension less: its extents are contiguous. */
+/* Slice `index` of the outermost dimension (an expert of a stacked tensor) as a tensor of one dimension less: its
+ * extents are contiguous. */
 bool sl_tensor_slice(const sl_tensor *t, int64_t index, sl_tensor *out, sl_error *err);
 /* The matrix layout of a 2-d (or 1-d: one row) tensor; part pointers NULL. */
 bool sl_tensor_matrix(const sl_tensor *t, sl_matrix *out, sl_error *err);
 
-/* HF: parsed config.json, generation_config.json, tokenizer_config.json (borrowed; NULL where the file is absent). GGUF: NULL. */
+/* HF: parsed config.json, generation_config.json, tokenizer_config.json (borrowed; NULL where the file is absent).
+ * GGUF: NULL. */
 json_t *sl_ckpt_json(const sl_ckpt *c, const char *file_name);
-/* HF: the text of a side file (tokenizer.json, chat_template.jinja, ...), allocated; NULL without error set (code SL_OK) when absent. */
+/* HF: the text of a side file (tokenizer.json, chat_template.jinja, ...), allocated; NULL without error set (code
+ * SL_OK) when absent. */
 char *sl_ckpt_text(const sl_ckpt *c, const char *file_name, size_t *size, sl_error *err);
 
-/* GGUF metadata. Key lookups; false where absent or of another type. Strings are borrowed, with length, not NUL-terminated-safe: lengths count. */
+/* GGUF metadata. Key lookups; false where absent or of another type. Strings are borrowed, with length, not
+ * NUL-terminated-safe: lengths count. */
 typedef struct sl_str {
     const char *p;
     size_t n;
 } sl_str;
 typedef struct sl_gguf_array {
-    uint32_t type; /* GGUF value type of the elements: 0 u8,1 i8,2 u16,3 i16,4 u32,5 i32,6 f32,7 bool,8 string,9 array,10 u64,11 i64,12 f64 */
+    uint32_t type; /* GGUF value type of the elements: 0 u8,1 i8,2 u16,3 i16,4 u32,5 i32,6 f32,7 bool,8 string,9
+                      array,10 u64,11 i64,12 f64 */
     uint64_t count;
-    const uint8_t *bytes; /* little-endian elements as in the file (numbers) */
+    const uint8_t *bytes;  /* little-endian elements as in the file (numbers) */
     const sl_str *strings; /* type 8 */
 } sl_gguf_array;
 
@@ -98,7 +109,8 @@ typedef struct sl_gguf sl_gguf;
 sl_gguf *sl_gguf_parse(const uint8_t *bytes, uint64_t n, uint64_t file_size, const char *path, sl_error *err);
 void sl_gguf_free(sl_gguf *g);
 typedef struct sl_safetensors sl_safetensors;
-sl_safetensors *sl_safetensors_parse(const uint8_t *bytes, uint64_t n, uint64_t file_size, const char *path, sl_error *err);
+sl_safetensors *sl_safetensors_parse(const uint8_t *bytes, uint64_t n, uint64_t file_size, const char *path,
+                                     sl_error *err);
 void sl_safetensors_free(sl_safetensors *s);
 
 #endif

@@ -18,18 +18,19 @@ typedef enum sl_format_id {
     SL_Q4_K,
     SL_Q5_K,
     SL_Q6_K,
-    SL_AFFINE4, /* MLX: w = q * scale + bias per group, codes low bits first in u32 words; scale, bias in separate arrays */
+    SL_AFFINE4, /* MLX: w = q * scale + bias per group, codes low bits first in u32 words; scale, bias in separate
+                   arrays */
     SL_AFFINE8,
     SL_FORMAT_COUNT
 } sl_format_id;
 
-/* A weight matrix W[rows][cols] in its file's own bytes. Row r of part p begins at part[p] + r * row_bytes[p]. Pointers have no
- * alignment. Block formats use part 0 only; affine uses 0 = codes, 1 = scales, 2 = biases (both of type side: F16, BF16 or F32),
- * one of each per `group` columns. */
+/* A weight matrix W[rows][cols] in its file's own bytes. Row r of part p begins at part[p] + r * row_bytes[p]. Pointers
+ * have no alignment. Block formats use part 0 only; affine uses 0 = codes, 1 = scales, 2 = biases (both of type side:
+ * F16, BF16 or F32), one of each per `group` columns. */
 typedef struct sl_matrix {
     sl_format_id format;
-    int32_t group;      /* affine: 32, 64 or 128; else 0 */
-    sl_format_id side;  /* affine: type of scales and biases */
+    int32_t group;     /* affine: 32, 64 or 128; else 0 */
+    sl_format_id side; /* affine: type of scales and biases */
     int64_t rows, cols;
     const uint8_t *part[3];
     uint64_t row_bytes[3];
@@ -41,26 +42,27 @@ typedef struct sl_format {
     uint32_t block_bytes;    /* bytes per block of part 0 */
     int32_t ggml_type;       /* GGUF's number, or -1 */
     const char *safetensors; /* safetensors dtype, or NULL */
-    /* out[i] = weight col0 + i of row r, 0 <= i < n; col0 and n are multiples of block_weights. Bit for bit what Python's gguf package
-     * gives (affine: f32(q) * f32(scale) + f32(bias), two roundings). */
+    /* out[i] = weight col0 + i of row r, 0 <= i < n; col0 and n are multiples of block_weights. Bit for bit what
+     * Python's gguf package gives (affine: f32(q) * f32(scale) + f32(bias), two roundings). */
     void (*dequantize)(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out);
-    /* Block formats: n floats (a multiple of block_weights) to blocks, as ggml's reference quantiser does where synth and tests need it;
-     * NULL where there is none. */
+    /* Block formats: n floats (a multiple of block_weights) to blocks, as ggml's reference quantiser does where synth
+     * and tests need it; NULL where there is none. */
     void (*quantize)(const float *x, int64_t n, void *out);
 } sl_format;
 
 /* Row of the table; id is in range. */
 const sl_format *sl_format_get(sl_format_id id);
 const sl_format *sl_format_by_ggml_type(int32_t type, sl_format_id *id); /* NULL: unknown */
-const char *sl_ggml_type_name(int32_t type);                           /* also of types not in the table; NULL: no such type */
+const char *sl_ggml_type_name(int32_t type); /* also of types not in the table; NULL: no such type */
 
 /* Fills row_bytes (and checks cols, group) for a matrix whose format, group, side, rows, cols are set. */
 bool sl_matrix_layout(sl_matrix *m, sl_error *err);
 /* A view of rows [row0, row0 + n). */
 sl_matrix sl_matrix_rows(const sl_matrix *m, int64_t row0, int64_t n);
 
-/* n floats (a multiple of group) to MLX affine codes of 4 or 8 bits and one scale and bias of type side per group: codes get n * bits / 8
- * bytes, scales and biases n / group elements. Codes are chosen for the scale and bias as stored (after rounding to side). */
+/* n floats (a multiple of group) to MLX affine codes of 4 or 8 bits and one scale and bias of type side per group:
+ * codes get n * bits / 8 bytes, scales and biases n / group elements. Codes are chosen for the scale and bias as stored
+ * (after rounding to side). */
 void sl_affine_quantize(const float *x, int64_t n, int bits, int group, sl_format_id side, void *codes, void *scales,
                         void *biases);
 

@@ -316,7 +316,8 @@ bool text_parse_decoder(text_edits *out, const json_t *j, const char *where, int
         return push_edit(out, (text_edit){.kind = TEXT_BYTE_TOKEN}, err);
     if (is_type(j, "Replace"))
         return push_replace(out, j, where, err);
-    /* Strip takes off what encoding put in front, which sl_decode_ids does by its own rule; pieces are joined in any case.
+    /* Strip takes off what encoding put in front, which sl_decode_ids does by its own rule; pieces are joined in any
+     * case.
      */
     if (is_type(j, "Fuse") || is_type(j, "Strip"))
         return true;

@@ -197,7 +197,8 @@ static uint32_t next_random(uint32_t *s) {
     return *s = *s * 1664525u + 1013904223u;
 }
 
-/* Half a step is the rounding; stretching the scale to meet one end and zero costs up to half a step more at the other end. */
+/* Half a step is the rounding; stretching the scale to meet one end and zero costs up to half a step more at the other
+ * end. */
 static void affine_quantize_round_trips(void **state) {
     uint32_t seed = 7;
     float x[256], back[256];

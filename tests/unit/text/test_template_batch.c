@@ -1,5 +1,6 @@
 /* Renders a file of templates for the comparison with the reference (tests/e2e/test_templates_reference.py):
- * SL_TPL_INPUT: JSON lines {"template": text, "globals": object, "now": seconds}; SL_TPL_OUTPUT: JSON lines {"ok": true, "out": text} or
+ * SL_TPL_INPUT: JSON lines {"template": text, "globals": object, "now": seconds}; SL_TPL_OUTPUT: JSON lines {"ok":
+ * true, "out": text} or
  * {"ok": false, "error": text}, one for each. */
 #include "text/text.h"
 

@@ -147,6 +147,7 @@ static void place_layers(model *m, rng *r) {
 }
 
 void model_make(model *m, const model_spec *spec, rng *r) {
+    assert_true(spec->files <= MODEL_FILES && spec->layers <= MODEL_LAYERS);
     memset(m, 0, sizeof *m);
     m->spec = *spec;
     for (int32_t i = 0; i < spec->files; i++)

@@ -340,7 +340,7 @@ jval jinja_of_dict(jdict *d);
 jval *jinja_dict_find(jinja *j, const jdict *d, jval key);
 jval *jinja_dict_find_str(jinja *j, const jdict *d, const jstr *key);
 void jinja_dict_put(jinja *j, jdict *d, jval key, jval value);
-bool jinja_hashable(jval v);
+bool jinja_hashable(jinja *j, jval v);
 
 bool jinja_truth(jinja *j, jval v);
 bool jinja_equal(jinja *j, jval a, jval b);

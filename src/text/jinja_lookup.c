@@ -112,7 +112,7 @@ static jval item(jinja *j, jval v, jval key) {
     if (v.kind == J_UNDEFINED)
         jinja_raise_undefined(j, v.u);
     if (v.kind == J_DICT) {
-        jval *found = jinja_hashable(key) ? jinja_dict_find(j, v.d, key) : NULL;
+        jval *found = jinja_hashable(j, key) ? jinja_dict_find(j, v.d, key) : NULL;
         return found ? *found : jinja_missing();
     }
     if (v.kind != J_STR && v.kind != J_LIST && v.kind != J_TUPLE && v.kind != J_RANGE)

@@ -117,7 +117,7 @@ static jval test_le(jinja *j, jval self, const jval *a) {
 }
 
 static jval known(jinja *j, jval name, const jbuiltin *(*find)(const jstr *)) {
-    if (!jinja_hashable(name))
+    if (!jinja_hashable(j, name))
         jinja_raise(j, "a %s is no name", jinja_type(name));
     return jinja_bool(name.kind == J_STR && find(name.s));
 }

@@ -123,7 +123,8 @@ jval jinja_tuple(jinja *j, const jval *at, size_t n) {
 
 #define INDEX_ABOVE 8
 
-bool jinja_hashable(jval v) {
+static bool hashable(jinja *j, jval v, int depth) {
+    jinja_check_depth(j, depth);
     switch (v.kind) {
     case J_LIST:
     case J_DICT:
@@ -131,12 +132,16 @@ bool jinja_hashable(jval v) {
         return false;
     case J_TUPLE:
         for (size_t i = 0; i < v.seq->n; i++)
-            if (!jinja_hashable(v.seq->at[i]))
+            if (!hashable(j, v.seq->at[i], depth + 1))
                 return false;
         return true;
     default:
         return true;
     }
+}
+
+bool jinja_hashable(jinja *j, jval v) {
+    return hashable(j, v, 0);
 }
 
 static uint64_t hash_bytes(uint64_t h, const void *bytes, size_t n) {

@@ -38,9 +38,9 @@ def main():
         rows.append(f"    {{{c_string(line)},\n     {c_string(text) if ok else 'NULL'}}},\n")
     path = reference.ROOT / "tests/unit/text/template_rows.h"
     path.write_text(
-        "/* Written by tests/e2e/templates/make_rows.py: templates and what Python's jinja2 makes of them; NULL: an error.\n * The data is ROW_VALUES. */\n"
+        "/* clang-format off */\n/* Written by tests/e2e/templates/make_rows.py: templates and what Python's jinja2 makes of them; NULL: an error.\n * The data is ROW_VALUES. */\n"
         f"#define ROW_VALUES {c_string(json.dumps(VALUES))}\n\n"
-        "/* clang-format off */\nstatic const struct {\n    const char *source, *want;\n} rows[] = {\n" + "".join(rows) + "};\n/* clang-format on */\n"
+        "static const struct {\n    const char *source, *want;\n} rows[] = {\n" + "".join(rows) + "};\n/* clang-format on */\n"
     )
 
 

@@ -240,6 +240,8 @@ static const struct {
      "nested"},
     {"{% set ns = namespace(x=(1,)) %}{% for i in range(9999) %}{% set ns.x = (ns.x,) %}{% endfor %}{{ {ns.x: 1} }}",
      "nested"},
+    {"{% set ns = namespace(x=(1,)) %}{% for i in range(99999) %}{% set ns.x = (ns.x,) %}{% endfor %}{{ {}[ns.x] }}",
+     "nested"},
     {"{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}", "nested"},
     {"{% set ns = namespace(x=[1]) %}{% for i in range(9999) %}{% set ns.x = ns.x|map('string') %}{% endfor %}{{ "
      "ns.x|list }}",
@@ -247,6 +249,14 @@ static const struct {
     {"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "deep"},
     {"{% macro m(x) %}{{ m([x, x]) }}{{ m(x) }}{% endmacro %}{{ m(1) }}", "deep"},
     {"{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}", "deep"},
+    {"{% macro m() %}{{ [[[[[[[[[[[[[[[[[[[[m()]]]]]]]]]]]]]]]]]]]]|first|first }}{% endmacro %}{{ m() }}", "deep"},
+    {"{% macro m() %}{% for i in [1] if m() %}{% endfor %}{% endmacro %}{{ m() }}", "deep"},
+    {"{% macro m() %}{% call m() %}x{% endcall %}{{ caller }}{% endmacro %}{{ m() }}", "deep"},
+    {"{% macro m() %}{% filter trim %}{% set x %}{% with y = m() %}{% endwith %}{% endset %}{% endfilter %}{% endmacro "
+     "%}{{ m() }}",
+     "deep"},
+    {"{% macro m(n, s) %}{{ ('{:{w}}'.format(m(n, s), w=m(n, s))) }}{% endmacro %}{{ m(1, 'x') }}", "deep"},
+    {"{% macro m() %}{{ [1]|map('default', m())|list|join(m()) }}{% endmacro %}{{ m() }}", "deep"},
     {"{{ 'a' * 99999999999 }}", "MiB"},
     {"{{ [1] * 99999999999 }}", "too long"},
     {"{{ 'a'.ljust(99999999999) }}", "MiB"},
@@ -338,6 +348,61 @@ static void nesting_has_an_end(void **state) {
             free(source);
         }
     }
+}
+
+/* The highest expression in the deepest brackets in the deepest statements in the deepest macro calls. */
+static void expect_deep_expressions_to_work(void) {
+    sl_error err = {0};
+    sl_buf out = {0}, b = {0};
+    json_t *globals = json_object();
+    sl_buf_puts(&b, "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(180) }}{{ ");
+    for (int i = 0; i < 90; i++)
+        sl_buf_puts(&b, "(");
+    sl_buf_puts(&b, "1");
+    for (int i = 0; i < 300; i++)
+        sl_buf_puts(&b, " + 1");
+    for (int i = 0; i < 90; i++)
+        sl_buf_puts(&b, ")");
+    sl_buf_puts(&b, " }}");
+    sl_template *t = sl_template_compile(b.data, b.size, &err);
+    if (!t || !sl_template_render(t, globals, NOW, &out, &err))
+        fail_msg("%s", err.message);
+    assert_string_equal(out.data, "301");
+    sl_buf_free(&out);
+    sl_buf_free(&b);
+    sl_template_free(t);
+    json_decref(globals);
+}
+
+/* The smallest stack that a thread has by default on the systems Sluice runs on; sanitizers need more for each frame.
+ */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define STACK_BYTES (8u << 20)
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define STACK_BYTES (8u << 20)
+#endif
+#endif
+#ifndef STACK_BYTES
+#define STACK_BYTES (512u << 10)
+#endif
+
+static void *run_tests_of_depth(void *arg) {
+    hostile_templates_end_with_an_error(NULL);
+    nesting_has_an_end(NULL);
+    expect_deep_expressions_to_work();
+    return arg;
+}
+
+/* Recursion at its limits must not need more; an overflow ends the program. */
+static void deepest_recursion_fits_a_small_stack(void **state) {
+    pthread_attr_t attributes;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    assert_int_equal(pthread_attr_setstacksize(&attributes, STACK_BYTES), 0);
+    assert_int_equal(pthread_create(&thread, &attributes, run_tests_of_depth, NULL), 0);
+    pthread_join(thread, NULL);
+    pthread_attr_destroy(&attributes);
 }
 
 /* Text gathered in a loop must not cost its length each time: 20000 times 100 bytes in 32 MiB. */
@@ -509,6 +574,7 @@ int main(void) {
         cmocka_unit_test(strftime_now_sees_the_given_time),
         cmocka_unit_test(hostile_templates_end_with_an_error),
         cmocka_unit_test(nesting_has_an_end),
+        cmocka_unit_test(deepest_recursion_fits_a_small_stack),
         cmocka_unit_test(gathering_text_and_lists_is_linear),
         cmocka_unit_test(growing_one_value_leaves_others_alone),
         cmocka_unit_test(one_template_serves_several_threads),

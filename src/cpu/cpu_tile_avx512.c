@@ -1,42 +1,15 @@
-/* AVX-512: products with many rows of activations. 32 rows of W are unpacked once into a tile of bytes whose lanes are
- * rows; each dot instruction multiplies 4 columns of 16 rows with 4 columns of one row of activations, broadcast.
+/* AVX-512: products with many rows of activations, in tiles (cpu_tile.h) of 32 rows of W.
  *
- * Per block of 32 columns, 32 rows and 6 rows of activations: 96 dot instructions, 48 others on the same two pipes at
- * most, 80 loads.
- *
- * The tile is an array of records in the order in which the sums of cpu.h are made: all blocks b with b mod 4 = 0, then
- * 2, 1, 3. */
+ * Per block of 32 columns, 32 rows and 6 rows of activations: 96 dot instructions of 64 products, 48 others on the same
+ * two pipes at most, 80 loads. Measured on a Zen 5 server: 96 products per cycle and core of the 128 that the dot
+ * instructions alone would reach. */
 #include "cpu/cpu_tile_avx512.h"
 
 #include "cpu/cpu_avx512.h"
 
-/* One block of 32 rows. Codes: 4 columns of a row are one 32-bit lane. */
-typedef struct record {
-    uint8_t code[8][CPU_TILE_ROWS][4];
-    float scale[CPU_TILE_ROWS];
-    union {
-        float bias[CPU_TILE_ROWS];
-        int32_t sub[2][CPU_TILE_ROWS]; /* Q6_K: scales of the half blocks */
-    } u;
-} record;
+enum { TILE_ROWS = 32, TILE_LANES = 16, TILE_VECTORS = TILE_ROWS / TILE_LANES };
 
-/* What of a record a format needs; records lie this far apart. */
-CPU_INLINE int64_t record_bytes(sl_format_id f) {
-    int64_t base = (int64_t)offsetof(record, u);
-    return f == SL_Q6_K ? base + 2 * CPU_TILE_ROWS * 4 : cpu_has_bias(f) ? base + CPU_TILE_ROWS * 4 : base;
-}
-
-_Static_assert(sizeof(record) <= CPU_TILE_BLOCK, "the scratch is sized for CPU_TILE_BLOCK bytes per block");
-
-/* Number of blocks with b mod 4 = c, and where block b is in the tile. */
-CPU_INLINE int64_t class_blocks(int64_t blocks, int c) {
-    return (blocks + 3 - c) / 4;
-}
-
-CPU_INLINE int64_t class_start(int64_t blocks, int c) {
-    int64_t n0 = class_blocks(blocks, 0), n1 = class_blocks(blocks, 1), n2 = class_blocks(blocks, 2);
-    return c == 0 ? 0 : c == 2 ? n0 : c == 1 ? n0 + n2 : n0 + n2 + n1;
-}
+#include "cpu/cpu_tile.h"
 
 /* ---- packing ----
  * 16 rows x 4 blocks at a time, so that whole cache lines of a record are written. */
@@ -181,7 +154,7 @@ CPU_INLINE void pack_sub_scales(const uint8_t *const p[HALF_ROWS], int step, uin
         half[1][g] = _mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1));
     }
     pack_values(half[0], at, (int64_t)offsetof(record, u));
-    pack_values(half[1], at, (int64_t)offsetof(record, u) + CPU_TILE_ROWS * 4);
+    pack_values(half[1], at, (int64_t)offsetof(record, u) + TILE_ROWS * 4);
 }
 
 /* One unit of 16 rows at p to the records at `first` (and those `size` behind them for a second step). */
@@ -252,40 +225,44 @@ CPU_INLINE void pack_half(sl_format_id f, const sl_matrix *w, int64_t row0, int6
 
 CPU_INLINE void pack_format(sl_format_id f, const sl_matrix *w, int64_t row0, int64_t rows, uint8_t *tile,
                             void *scratch) {
-    for (int64_t r = 0; r < CPU_TILE_ROWS; r += HALF_ROWS) {
+    for (int64_t r = 0; r < TILE_ROWS; r += HALF_ROWS) {
         pack_half(f, w, row0 + r, row0 + rows, tile + 4 * r, scratch);
     }
 }
 
 /* ---- multiplying ---- */
 
-/* Where in a quantised row of activations, in bytes from its start, the arrays that a format reads begin. */
-typedef struct act_offsets {
-    int64_t q, d, xs, init;
-} act_offsets;
+typedef __m512i tile_i;
+typedef __m512 tile_f;
 
-CPU_INLINE act_offsets offsets_for(sl_format_id f, int64_t cols) {
-    int64_t n = cpu_act_blocks(cols);
-    int64_t init = f == SL_Q4_0   ? CPU_ACT_NEG8
-                   : f == SL_Q5_0 ? CPU_ACT_NEG16
-                   : f == SL_Q8_0 ? CPU_ACT_NEG128
-                                  : CPU_ACT_NEG32;
-    return (act_offsets){f == SL_AFFINE4 ? n * CPU_ACT_EVEN_ODD : 0, n * CPU_ACT_D, n * CPU_ACT_XS, n * init};
+CPU_INLINE tile_f tile_zero(void) {
+    return _mm512_setzero_ps();
 }
-
-CPU_INLINE bool has_offset(sl_format_id f) {
-    return f == SL_Q4_0 || f == SL_Q5_0 || f == SL_Q8_0;
+CPU_INLINE tile_f tile_set(float v) {
+    return _mm512_set1_ps(v);
 }
-
-CPU_INLINE int32_t int_at(const uint8_t *p) {
-    int32_t v;
-    memcpy(&v, p, sizeof v);
-    return v;
+CPU_INLINE tile_f tile_load(const float *p) {
+    return _mm512_load_ps(p);
+}
+CPU_INLINE void tile_store(float *p, tile_f v) {
+    _mm512_store_ps(p, v);
+}
+CPU_INLINE tile_f tile_add(tile_f a, tile_f b) {
+    return _mm512_add_ps(a, b);
+}
+CPU_INLINE tile_f tile_mul(tile_f a, tile_f b) {
+    return _mm512_mul_ps(a, b);
+}
+CPU_INLINE tile_f tile_fma(tile_f a, tile_f b, tile_f c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+CPU_INLINE tile_f tile_float(tile_i v) {
+    return _mm512_cvtepi32_ps(v);
 }
 
 /* Sums of columns 4 * from .. 4 * to - 1 of the record's block, added to acc. */
 CPU_INLINE void dot_columns(const record *t, int from, int to, int A, const uint8_t *const x[], int64_t at,
-                            __m512i acc[2][CPU_TILE_ACTS]) {
+                            tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
 #pragma GCC unroll 8
     for (int j = from; j < to; j++) {
         __m512i w0 = _mm512_load_si512(t->code[j][0]), w1 = _mm512_load_si512(t->code[j][16]);
@@ -298,32 +275,22 @@ CPU_INLINE void dot_columns(const record *t, int from, int to, int A, const uint
     }
 }
 
-CPU_INLINE void start_at(int A, const uint8_t *const x[], int64_t at, __m512i acc[2][CPU_TILE_ACTS]) {
+CPU_INLINE void start_at(int A, const uint8_t *const x[], int64_t at, tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
 #pragma GCC unroll 8
     for (int a = 0; a < A; a++) {
         acc[0][a] = acc[1][a] = _mm512_set1_epi32(int_at(x[a] + at));
     }
 }
 
-/* The integers I_b of the record's block b, 32 rows x A rows of activations. */
-CPU_INLINE void block_sums(sl_format_id f, const record *t, int A, const uint8_t *const x[], const act_offsets *o,
-                           int64_t b, __m512i acc[2][CPU_TILE_ACTS]) {
-    if (f != SL_Q6_K) {
-#pragma GCC unroll 8
-        for (int a = 0; a < A; a++) {
-            acc[0][a] = acc[1][a] =
-                has_offset(f) ? _mm512_set1_epi32(int_at(x[a] + o->init + 4 * b)) : _mm512_setzero_si512();
-        }
-        dot_columns(t, 0, 8, A, x, o->q + 32 * b, acc);
-        return;
-    }
-    __m512i first[2][CPU_TILE_ACTS];
+CPU_INLINE void sums_q6_k(const record *t, int A, const uint8_t *const x[], const act_offsets *o, int64_t b,
+                          tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
+    __m512i first[TILE_VECTORS][CPU_TILE_ACTS];
     start_at(A, x, o->init + 8 * b, first);
     dot_columns(t, 0, 4, A, x, o->q + 32 * b, first);
     start_at(A, x, o->init + 8 * b + 4, acc);
     dot_columns(t, 4, 8, A, x, o->q + 32 * b, acc);
 #pragma GCC unroll 2
-    for (int v = 0; v < 2; v++) {
+    for (int v = 0; v < TILE_VECTORS; v++) {
         __m512i s0 = _mm512_load_si512(t->u.sub[0] + 16 * v), s1 = _mm512_load_si512(t->u.sub[1] + 16 * v);
 #pragma GCC unroll 8
         for (int a = 0; a < A; a++) {
@@ -332,114 +299,43 @@ CPU_INLINE void block_sums(sl_format_id f, const record *t, int A, const uint8_t
     }
 }
 
-CPU_INLINE void add_block(sl_format_id f, const record *t, int A, const uint8_t *const x[], const act_offsets *o,
-                          int64_t b, __m512 sum[2][CPU_TILE_ACTS]) {
-    __m512i acc[2][CPU_TILE_ACTS];
-    block_sums(f, t, A, x, o, b, acc);
+CPU_INLINE void tile_sums(sl_format_id f, const record *t, int A, const uint8_t *const x[], const act_offsets *o,
+                          int64_t b, tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
+    if (f == SL_Q6_K) {
+        sums_q6_k(t, A, x, o, b, acc);
+        return;
+    }
+    bool offset = f == SL_Q4_0 || f == SL_Q5_0 || f == SL_Q8_0;
 #pragma GCC unroll 8
     for (int a = 0; a < A; a++) {
-        __m512 d = _mm512_castsi512_ps(_mm512_set1_epi32(int_at(x[a] + o->d + 4 * b)));
-        __m512 xs = _mm512_castsi512_ps(_mm512_set1_epi32(int_at(x[a] + o->xs + 4 * b)));
-#pragma GCC unroll 2
-        for (int v = 0; v < 2; v++) {
-            __m512 s = _mm512_mul_ps(_mm512_load_ps(t->scale + 16 * v), d);
-            sum[v][a] = _mm512_fmadd_ps(s, _mm512_cvtepi32_ps(acc[v][a]), sum[v][a]);
-            if (cpu_has_bias(f)) {
-                sum[v][a] = _mm512_fmadd_ps(_mm512_load_ps(t->u.bias + 16 * v), xs, sum[v][a]);
-            }
-        }
+        acc[0][a] = acc[1][a] = offset ? _mm512_set1_epi32(int_at(x[a] + o->init + 4 * b)) : _mm512_setzero_si512();
     }
+    dot_columns(t, 0, 8, A, x, o->q + 32 * b, acc);
 }
 
-/* Partial sum c of every output, stored (add false) or added to what is at out. Returns the tile's next class. */
-CPU_INLINE const uint8_t *add_class(sl_format_id f, const uint8_t *t, int64_t blocks, int c, int A,
-                                    const uint8_t *const x[], const act_offsets *o, bool add, float *out,
-                                    cpu_ahead *ahead) {
-    __m512 sum[2][CPU_TILE_ACTS];
-#pragma GCC unroll 8
-    for (int a = 0; a < A; a++) {
-        sum[0][a] = sum[1][a] = _mm512_setzero_ps();
-    }
-    for (int64_t b = c; b < blocks; b += 4, t += record_bytes(f)) {
-        cpu_ahead_touch(ahead);
-        add_block(f, (const record *)t, A, x, o, b, sum);
-    }
-#pragma GCC unroll 8
-    for (int a = 0; a < A; a++) {
-#pragma GCC unroll 2
-        for (int v = 0; v < 2; v++) {
-            float *to = out + a * CPU_TILE_ROWS + 16 * v;
-            _mm512_store_ps(to, add ? _mm512_add_ps(_mm512_load_ps(to), sum[v][a]) : sum[v][a]);
-        }
-    }
-    return t;
-}
+#include "cpu/cpu_tile_impl.h"
 
-CPU_INLINE void mul_acts(sl_format_id f, int A, const void *tile, const cpu_rows *in, int64_t i, float *out,
-                         cpu_ahead *ahead) {
-    static const int order[4] = {0, 2, 1, 3};
-    _Alignas(64) float odd[CPU_TILE_ACTS * CPU_TILE_ROWS];
-    const int64_t blocks = in->cols / 32;
-    const act_offsets o = offsets_for(f, in->cols);
-    const uint8_t *x[CPU_TILE_ACTS], *t = tile;
-    for (int a = 0; a < A; a++) {
-        x[a] = (const uint8_t *)in->q + cpu_rows_at(in, i + a) * cpu_act_blocks(in->cols) * CPU_ACT_BLOCK;
-    }
-    for (int k = 0; k < 4; k++) {
-        t = add_class(f, t, blocks, order[k], A, x, &o, k & 1, k < 2 ? out : odd, ahead);
-    }
-    for (int k = 0; k < A * CPU_TILE_ROWS; k += 16) {
-        _mm512_store_ps(out + k, _mm512_add_ps(_mm512_load_ps(out + k), _mm512_load_ps(odd + k)));
-    }
-}
+/* ---- by format and number of activations ---- */
 
-/* ---- by format and number of activations ----
- * A function each: they are long, and compilers (sanitizers above all) take more than linear time. */
-
-#define PACK(name, f)                                                                                                  \
-    static void pack_##name(const sl_matrix *w, int64_t row0, int64_t rows, void *tile, void *scratch) {               \
-        pack_format(f, w, row0, rows, tile, scratch);                                                                  \
-    }
-PACK(q4_0, SL_Q4_0)
-PACK(q4_1, SL_Q4_1)
-PACK(q5_0, SL_Q5_0)
-PACK(q5_1, SL_Q5_1)
-PACK(q8_0, SL_Q8_0)
-PACK(q4_k, SL_Q4_K)
-PACK(q5_k, SL_Q5_K)
-PACK(q6_k, SL_Q6_K)
-PACK(affine4, SL_AFFINE4)
-PACK(affine8, SL_AFFINE8)
-
-static cpu_tile_pack_fn *const packers[SL_FORMAT_COUNT] = {
-    [SL_Q4_0] = pack_q4_0,       [SL_Q4_1] = pack_q4_1,       [SL_Q5_0] = pack_q5_0, [SL_Q5_1] = pack_q5_1,
-    [SL_Q8_0] = pack_q8_0,       [SL_Q4_K] = pack_q4_k,       [SL_Q5_K] = pack_q5_k, [SL_Q6_K] = pack_q6_k,
-    [SL_AFFINE4] = pack_affine4, [SL_AFFINE8] = pack_affine8,
-};
+PACK_ALL
 
 void cpu_tile_pack_avx512(const sl_matrix *w, int64_t row0, int64_t rows, void *tile, void *scratch) {
     packers[w->format](w, row0, rows, tile, scratch);
 }
 
-typedef void mul_fn(const void *tile, const cpu_rows *in, int64_t i, float *out, cpu_ahead *ahead);
+#define MUL_4(name, f) MUL(name, f, 1) MUL(name, f, 2) MUL(name, f, 3) MUL(name, f, 4)
+#define MUL_6(name, f) MUL_4(name, f) MUL(name, f, 5) MUL(name, f, 6)
+#define NAMES_4(name)  mul_##name##_1, mul_##name##_2, mul_##name##_3, mul_##name##_4
+#define NAMES_6(name)  NAMES_4(name), mul_##name##_5, mul_##name##_6
 
-#define MUL(name, f, A)                                                                                                \
-    static void mul_##name##_##A(const void *tile, const cpu_rows *in, int64_t i, float *out, cpu_ahead *ahead) {      \
-        mul_acts(f, A, tile, in, i, out, ahead);                                                                       \
-    }
-#define MUL_UP_TO_4(name, f) MUL(name, f, 1) MUL(name, f, 2) MUL(name, f, 3) MUL(name, f, 4)
-#define MUL_UP_TO_6(name, f) MUL_UP_TO_4(name, f) MUL(name, f, 5) MUL(name, f, 6)
-#define NAMES_4(name)        mul_##name##_1, mul_##name##_2, mul_##name##_3, mul_##name##_4
-#define NAMES_6(name)        NAMES_4(name), mul_##name##_5, mul_##name##_6
+MUL_6(q4_0, SL_Q4_0)
+MUL_6(q5_0, SL_Q5_0)
+MUL_6(q8_0, SL_Q8_0)
+MUL_4(q6_k, SL_Q6_K) /* needs a third more registers */
+MUL_6(affine4, SL_AFFINE4)
+MUL_6(biased, SL_Q4_1) /* every other format: codes without offset in column order, and a bias */
 
-MUL_UP_TO_6(q4_0, SL_Q4_0)
-MUL_UP_TO_6(q5_0, SL_Q5_0)
-MUL_UP_TO_6(q8_0, SL_Q8_0)
-MUL_UP_TO_4(q6_k, SL_Q6_K) /* needs a third more registers */
-MUL_UP_TO_6(affine4, SL_AFFINE4)
-MUL_UP_TO_6(biased, SL_Q4_1) /* every other format: codes without offset in column order, and a bias */
-
-static mul_fn *const multipliers[SL_FORMAT_COUNT][6] = {
+static tile_mul_fn *const multipliers[SL_FORMAT_COUNT][6] = {
     [SL_Q4_0] = {NAMES_6(q4_0)},      [SL_Q4_1] = {NAMES_6(biased)}, [SL_Q5_0] = {NAMES_6(q5_0)},
     [SL_Q5_1] = {NAMES_6(biased)},    [SL_Q8_0] = {NAMES_6(q8_0)},   [SL_Q4_K] = {NAMES_6(biased)},
     [SL_Q5_K] = {NAMES_6(biased)},    [SL_Q6_K] = {NAMES_4(q6_k)},   [SL_AFFINE4] = {NAMES_6(affine4)},
@@ -451,6 +347,6 @@ void cpu_tile_mul_avx512(const sl_matrix *w, const void *tile, const cpu_rows *i
     int64_t first = multipliers[w->format][acts - 1] ? acts : acts / 2;
     multipliers[w->format][first - 1](tile, in, i, out, ahead);
     if (first < acts) {
-        multipliers[w->format][acts - first - 1](tile, in, i + first, out + first * CPU_TILE_ROWS, ahead);
+        multipliers[w->format][acts - first - 1](tile, in, i + first, out + first * TILE_ROWS, ahead);
     }
 }

@@ -113,8 +113,9 @@ def test_below_the_least_budget_the_error_names_the_least(run, small):
     least = info(run, small, "--ctx", 256)["least_memory"]
     done = run("run", small, "hello", "--ctx", 256, "--memory", least * 7 // 10, check=False)
     assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
-    mib = least / 2**20
-    assert f"{mib:.0f} MiB" in done.stderr or str(least) in done.stderr or f"{mib:.1f} MiB" in done.stderr, done.stderr
+    # The process's own share is measured, and differs a little from run to run.
+    named = re.search(r"at least (\d+) bytes \(", done.stderr)
+    assert named and abs(int(named[1]) - least) <= 3 * 2**20, done.stderr
 
 
 def test_prompt_from_argument_file_and_stdin_is_the_same(run, stories_gguf, tmp_path):

@@ -71,13 +71,19 @@ check_e2e() {
     SLUICE_BUILD=$build/gcc "$venv/bin/python" -m pytest -q -p no:cacheprovider tests
 }
 
+# Sanitized trees: -O1, as -O3 takes minutes on the largest kernels and finds no more.
+sanitized=(-DCMAKE_C_COMPILER=clang-14 -DCMAKE_BUILD_TYPE=Sanitized "-DCMAKE_C_FLAGS_SANITIZED=-O1 -g1")
+
+# Unit tests, and the program itself on good and bad input.
 check_asan() {
-    configure asan -DCMAKE_C_COMPILER=clang-14 -DSLUICE_SANITIZE=address && build_tree asan && run_tests asan
+    configure asan "${sanitized[@]}" -DSLUICE_SANITIZE=address && build_tree asan && run_tests asan &&
+        SLUICE_BUILD=$build/asan "${fixed_addresses[@]}" "$venv/bin/python" -m pytest -q -p no:cacheprovider \
+            tests/e2e/test_bad_input.py tests/e2e/test_cli.py tests/e2e/test_chat.py
 }
 
 # What runs in several threads: base (pool), experts (readers), engine (scheduler).
 check_tsan() {
-    configure tsan -DCMAKE_C_COMPILER=clang-14 -DSLUICE_SANITIZE=thread && build_tree tsan &&
+    configure tsan "${sanitized[@]}" -DSLUICE_SANITIZE=thread && build_tree tsan &&
         TSAN_OPTIONS=halt_on_error=1 run_tests tsan -L '^(base|experts|engine)$'
 }
 
@@ -95,7 +101,7 @@ fuzz_one() { # NAME
 }
 
 check_fuzz() {
-    configure fuzz -DCMAKE_C_COMPILER=clang-14 -DSLUICE_SANITIZE=address -DSLUICE_FUZZ=ON && build_tree fuzz fuzzers || return 1
+    configure fuzz "${sanitized[@]}" -DSLUICE_SANITIZE=address -DSLUICE_FUZZ=ON && build_tree fuzz fuzzers || return 1
     local name running=() failed=0
     for name in $(basename -s .c tests/fuzz/fuzz_*.c); do
         [ -d "tests/fuzz/corpus/$name" ] || { echo "$name has no corpus"; return 1; }

@@ -47,6 +47,8 @@ static void print_memory(const sl_engine_info *i) {
     if (i->experts > 0)
         printf(": room for %llu of %llu experts", (unsigned long long)i->slots,
                (unsigned long long)i->experts * (unsigned long long)i->moe_layers);
+    if (i->memory < i->least_memory)
+        printf(": less than the least, it does not run here");
     printf("\n            KV %s per token (%s), context %d; scratch %s\n", cli_size(i->kv_bytes_per_token, kv),
            i->kv_type, i->context, cli_size(i->scratch_bytes, scratch));
     printf("runs        numeric %s on %s, %d threads%s%s\n", i->numeric, i->isa, i->threads,

@@ -102,11 +102,15 @@ int cli_plan(const cli_args *a) {
     sl_engine_info info;
     cli_machine_rates rates = {0};
     forecast forecasts[FORECASTS];
+    char have[16], least[16];
     sl_engine *e = cli_open(a, true, &err);
     if (!e)
         return cli_report(&err);
     cli_get_info(e, &info);
     sl_engine_close(e);
+    if (info.memory < info.least_memory)
+        return cli_complain(CLI_FAILED, "%s does not run in %s: the least is %s", info.path,
+                            cli_size(info.memory, have), cli_size(info.least_memory, least));
     cli_status("measuring memory and disk");
     rates.memory_read = cli_measure_memory_read(info.threads, &err);
     /* An expert is three reads (gate, up, down) of about a third each. */

@@ -227,29 +227,35 @@ static bool measure_scratch(sl_engine *e, const numerics *n, uint64_t *bytes, sl
     return ops != NULL;
 }
 
+/* Scratch of a step with this chunk, and what goes with it. */
+static bool measure_chunk(sl_engine *e, const numerics *n, int32_t chunk, uint64_t *bytes, sl_error *err) {
+    set_chunk(e, chunk);
+    if (!measure_scratch(e, n, bytes, err))
+        return false;
+    *bytes += engine_core_bytes(e->vocab, e->max_sequences);
+    return true;
+}
+
+/* Halves the chunk where the options leave it open; false: it is at its least. */
+static bool shrink_chunk(sl_engine *e, const numerics *n, engine_plan_input *in) {
+    if (e->options.chunk || e->chunk <= LEAST_CHUNK)
+        return false;
+    int32_t half = e->chunk / 2 > LEAST_CHUNK ? e->chunk / 2 : LEAST_CHUNK;
+    return measure_chunk(e, n, half, &in->scratch, NULL);
+}
+
 /* Chooses the chunk where the options leave it open: a small budget should go to experts rather than to scratch. On the
  * CPU a row's bits do not depend on it. */
 static bool choose_chunk(sl_engine *e, const numerics *n, engine_plan_input *in, sl_error *err) {
     enum { SCRATCH_SHARE = 8 };
-    uint64_t core = engine_core_bytes(e->vocab, e->max_sequences);
     uint64_t budget = e->options.memory ? e->options.memory : sl_memory_limit(NULL) / 4 * 3;
-    if (!measure_scratch(e, n, &in->scratch, err))
-        return false;
-    in->scratch += core;
-    if (e->options.chunk)
-        return true;
     int32_t chunk = e->chunk;
-    set_chunk(e, LEAST_CHUNK);
-    if (!measure_scratch(e, n, &in->scratch_least, err))
+    if (!e->options.chunk && !measure_chunk(e, n, LEAST_CHUNK, &in->scratch_least, err))
         return false;
-    in->scratch_least += core;
-    for (; chunk > LEAST_CHUNK && in->scratch > budget / SCRATCH_SHARE; in->scratch += core) {
-        chunk = chunk / 2 > LEAST_CHUNK ? chunk / 2 : LEAST_CHUNK;
-        set_chunk(e, chunk);
-        if (!measure_scratch(e, n, &in->scratch, err))
-            return false;
-    }
-    set_chunk(e, chunk);
+    if (!measure_chunk(e, n, chunk, &in->scratch, err))
+        return false;
+    while (in->scratch > budget / SCRATCH_SHARE && shrink_chunk(e, n, in))
+        ;
     return true;
 }
 
@@ -289,7 +295,12 @@ static bool plan_budget(sl_engine *e, const numerics *n, bool direct, sl_kv_layo
     in.resident = sl_model_resident_bytes(e->model);
     in.kv_block = kv->block_bytes;
     in.context_blocks = (e->context + SL_KV_PAGE_TOKENS - 1) / SL_KV_PAGE_TOKENS;
-    bool ok = measure_experts(e, direct, &in, &slot_bytes, err) && make_plan(e, &in, err);
+    bool ok = measure_experts(e, direct, &in, &slot_bytes, err);
+    if (ok) {
+        /* What is called the least runs: where the chunk's scratch is what does not fit, a smaller one will. */
+        while (!(ok = make_plan(e, &in, err)) && e->plan.budget >= e->plan.least && shrink_chunk(e, n, &in))
+            ;
+    }
     e->scratch_bytes = in.scratch;
     for (int32_t i = 0; slot_bytes && i < in.layers; i++)
         e->slot_bytes = slot_bytes[i] > e->slot_bytes ? slot_bytes[i] : e->slot_bytes;

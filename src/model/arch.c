@@ -5,15 +5,15 @@
 #include <string.h>
 
 static const arch archs[] = {
-    /* name         gguf        moe    qknorm shared gnorm  ginterleaved */
-    {"llama", "llama", false, false, false, false, true},
-    {"qwen2_moe", "qwen2moe", true, false, true, false, false},
-    {"qwen3_moe", "qwen3moe", true, true, false, true, false},
+    /* name       gguf      moe    qknorm shared gnorm  ginterl biases */
+    {"llama", "llama", false, false, false, false, true, "attention_bias", false, true},
+    {"qwen2_moe", "qwen2moe", true, false, true, false, false, "qkv_bias", true, false},
+    {"qwen3_moe", "qwen3moe", true, true, false, true, false, "attention_bias", false, true},
 };
 
-const arch *arch_by_hf(const char *model_type) {
+const arch *arch_by_hf(const char *model_type, size_t n) {
     for (size_t i = 0; i < SL_COUNT(archs); i++)
-        if (strcmp(archs[i].name, model_type) == 0)
+        if (strlen(archs[i].name) == n && memcmp(archs[i].name, model_type, n) == 0)
             return &archs[i];
     return NULL;
 }
@@ -48,6 +48,7 @@ static const struct {
     [ROLE_V] = {"model.layers.%d.self_attn.v_proj.weight", "blk.%d.attn_v.weight"},
     [ROLE_V_BIAS] = {"model.layers.%d.self_attn.v_proj.bias", "blk.%d.attn_v.bias"},
     [ROLE_O] = {"model.layers.%d.self_attn.o_proj.weight", "blk.%d.attn_output.weight"},
+    [ROLE_O_BIAS] = {"model.layers.%d.self_attn.o_proj.bias", "blk.%d.attn_output.bias"},
     [ROLE_Q_NORM] = {"model.layers.%d.self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight"},
     [ROLE_K_NORM] = {"model.layers.%d.self_attn.k_norm.weight", "blk.%d.attn_k_norm.weight"},
     [ROLE_FFN_NORM] = {"model.layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight"},

@@ -6,16 +6,19 @@
 
 /* An architecture is a row: what differs between models that share the blocks. */
 typedef struct arch {
-    const char *name;      /* Hugging Face model_type */
-    const char *gguf;      /* general.architecture */
-    bool moe;              /* has routed experts (layers may still be dense) */
-    bool qk_norm;          /* RMSNorm of q and k per head */
-    bool shared_expert;    /* a shared expert with a sigmoid gate beside the routed ones */
-    bool gguf_normalize;   /* GGUF does not store norm_topk_prob: what its converter assumes */
-    bool gguf_interleaved; /* GGUF's q and k rows are permuted for rotation of neighbouring pairs */
+    const char *name;       /* Hugging Face model_type */
+    const char *gguf;       /* general.architecture */
+    bool moe;               /* has routed experts (layers may still be dense) */
+    bool qk_norm;           /* RMSNorm of q and k per head */
+    bool shared_expert;     /* a shared expert with a sigmoid gate beside the routed ones */
+    bool gguf_normalize;    /* GGUF does not store norm_topk_prob: what its converter assumes */
+    bool gguf_interleaved;  /* GGUF's q and k rows are permuted for rotation of neighbouring pairs */
+    const char *bias_field; /* config.json's flag for biases of q, k, v */
+    bool bias_default;      /* where the field is absent */
+    bool bias_of_o;         /* with them goes one of the output projection */
 } arch;
 
-const arch *arch_by_hf(const char *model_type);
+const arch *arch_by_hf(const char *model_type, size_t n);
 const arch *arch_by_gguf(const char *name, size_t n);
 /* "llama, qwen2_moe, ..." for messages. */
 void arch_list(char *out, size_t size);
@@ -34,6 +37,7 @@ typedef enum role {
     ROLE_V,
     ROLE_V_BIAS,
     ROLE_O,
+    ROLE_O_BIAS,
     ROLE_Q_NORM,
     ROLE_K_NORM,
     ROLE_FFN_NORM,

@@ -30,6 +30,10 @@ static bool read_extent(loader *l, const sl_extent *x, uint8_t *dst, sl_error *e
     return true;
 }
 
+static bool read_part(loader *l, const sl_tensor *t, int32_t part, uint8_t *dst, sl_error *err) {
+    return read_extent(l, &t->part[part], dst, err) || sl_fail_prefix(err, "tensor %s", t->name);
+}
+
 /* Norms and biases: any format, to f32; a NaN here would spoil every token. */
 static bool load_vector(loader *l, const resident *r, sl_error *err) {
     const sl_tensor *t = r->tensor;
@@ -41,8 +45,8 @@ static bool load_vector(loader *l, const resident *r, sl_error *err) {
     bool ok = true;
     for (int32_t i = 0; ok && i < t->parts; i++) {
         raw[i] = malloc(t->part[i].bytes ? t->part[i].bytes : 1);
-        ok = raw[i] ? read_extent(l, &t->part[i], raw[i], err)
-                    : sl_fail(err, SL_ERR_MEMORY, "tensor %s: out of memory", t->name);
+        ok =
+            raw[i] ? read_part(l, t, i, raw[i], err) : sl_fail(err, SL_ERR_MEMORY, "tensor %s: out of memory", t->name);
         m.part[i] = raw[i];
     }
     if (ok)
@@ -50,7 +54,7 @@ static bool load_vector(loader *l, const resident *r, sl_error *err) {
     for (int64_t i = 0; ok && i < m.cols; i++)
         if (!isfinite(dst[i]))
             ok = sl_fail(err, SL_ERR_NUMERIC, "%s: tensor %s: element %lld is not a finite number",
-                         sl_ckpt_path(l->m->ckpt), t->name, (long long)i);
+                         model_tensor_file(l->m, t), t->name, (long long)i);
     for (int i = 0; i < 3; i++)
         free(raw[i]);
     return ok;
@@ -61,10 +65,10 @@ static bool load_one(loader *l, resident *r, sl_error *err) {
         return true;
     r->weight.buffer = l->m->weights_buffer;
     if (r->vector)
-        return load_vector(l, r, err) || sl_fail_prefix(err, "tensor %s", r->tensor->name);
+        return load_vector(l, r, err);
     for (int32_t i = 0; i < r->tensor->parts; i++)
-        if (!read_extent(l, &r->tensor->part[i], l->base + r->weight.offset[i], err))
-            return sl_fail_prefix(err, "tensor %s", r->tensor->name);
+        if (!read_part(l, r->tensor, i, l->base + r->weight.offset[i], err))
+            return false;
     return true;
 }
 
@@ -82,6 +86,8 @@ static bool load_all(loader *l, sl_error *err) {
 
 bool sl_model_load(sl_model *m, sl_mem *mem, sl_ops *ops, int32_t max_rows, int32_t max_outs,
                    void (*progress)(void *, uint64_t, uint64_t), void *user, sl_error *err) {
+    if (m->weights)
+        return sl_fail(err, SL_ERR_ARGUMENT, "%s: the model was loaded before", sl_ckpt_path(m->ckpt));
     m->mem = mem;
     m->ops = ops;
     m->weights = sl_mem_span(mem, m->resident_bytes, SL_USE_WEIGHTS, err);

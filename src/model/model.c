@@ -42,6 +42,8 @@ const sl_model_config *sl_model_config_get(const sl_model *m) {
 bool sl_model_set_top_k(sl_model *m, int32_t top_k, sl_error *err) {
     if (top_k == 0)
         return true;
+    if (m->weights)
+        return sl_fail(err, SL_ERR_ARGUMENT, "experts per token: %s is loaded already", sl_ckpt_path(m->ckpt));
     if (m->config.moe_layers == 0)
         return sl_fail(err, SL_ERR_ARGUMENT, "experts per token: architecture %s has no routed experts", m->arch->name);
     if (top_k < 1 || top_k > m->config.experts)
@@ -106,5 +108,7 @@ static bool check_tokens(const sl_model *m, const sl_step *step, sl_error *err) 
 }
 
 bool sl_model_forward(sl_model *m, sl_step *step, sl_error *err) {
+    if (!m->program)
+        return sl_fail(err, SL_ERR_ARGUMENT, "%s: the model is not loaded", sl_ckpt_path(m->ckpt));
     return check_tokens(m, step, err) && sl_program_run(m->program, step, err) && check_logits(m, step, err);
 }

@@ -10,9 +10,15 @@ typedef struct rope_config {
     double factor;
     double low_freq_factor, high_freq_factor; /* llama3 */
     double original_context;                  /* llama3, yarn */
-    double beta_fast, beta_slow;              /* yarn */
-    double attention_factor;                  /* yarn; 0: 0.1 ln(factor) + 1 */
+    double beta_fast, beta_slow;              /* yarn: turns over the original context */
+    bool fractional;                          /* yarn: the dimensions of those are not rounded to whole ones */
+    double attention_factor;       /* yarn: of cos and sin; 0: from mscale and mscale_all_dim, or 0.1 ln(factor) + 1 */
+    double mscale, mscale_all_dim; /* yarn; 0: not given */
+    double attention_times;        /* yarn in GGUF: multiplies that */
 } rope_config;
+
+/* Biases of the attention's projections. */
+typedef enum biases { BIASES_NONE, BIASES_REQUIRED, BIASES_OPTIONAL /* GGUF: those that are there */ } biases;
 
 /* A resident weight: where it is in the file and where it lies in memory. */
 typedef struct resident {
@@ -33,8 +39,8 @@ struct sl_model {
     const arch *arch;
     sl_model_config config;
     rope_config rope;
-    bool dense_layer_listed; /* config names dense layers */
-    uint8_t *dense;          /* [layers]: not MoE by configuration */
+    biases biases;
+    uint8_t *dense; /* [layers]: not MoE by configuration */
     resident global[ROLE_LAYER_FIRST];
     model_layer *layers;
     sl_model_experts *experts; /* [moe_layers] */
@@ -51,13 +57,15 @@ struct sl_model {
     sl_program *program;
 };
 
-/* config.c: fills config, rope, dense from config.json or metadata. */
+/* config.c: fills config, rope, biases, dense from config.json or metadata. */
 bool model_read_config(sl_model *m, sl_error *err);
 /* resolve.c: finds every tensor, checks shapes, lays out resident weights, lists expert extents. */
 bool model_resolve(sl_model *m, sl_error *err);
 /* resolve_experts.c */
 bool model_resolve_experts(sl_model *m, int32_t layer, sl_error *err);
 void model_mark_used(sl_model *m, const sl_tensor *t);
+/* The file a tensor lies in, for messages. */
+const char *model_tensor_file(const sl_model *m, const sl_tensor *t);
 /* rope.c: fills inv_freq and rope_scale. factors: per-dimension divisors (GGUF rope_freqs) or NULL. */
 bool model_rope_frequencies(sl_model *m, const float *factors, sl_error *err);
 /* record.c: the forward pass. */

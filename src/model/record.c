@@ -65,7 +65,7 @@ static void record_attention(const sl_model *m, sl_program *p, const activations
         att.q_norm = r[ROLE_Q_NORM].weight;
     if (r[ROLE_K_NORM].tensor)
         att.k_norm = r[ROLE_K_NORM].weight;
-    const sl_linear o = {a->residual, &r[ROLE_O].weight, NULL, true};
+    const sl_linear o = {a->residual, &r[ROLE_O].weight, optional(&r[ROLE_O_BIAS]), true};
     sl_op_rms_norm(p, a->normed, a->residual, &r[ROLE_ATTN_NORM].weight, c->norm_eps);
     sl_op_linear(p, a->normed, qkv, 3);
     sl_op_attention(p, a->mixed, a->q, a->k, a->v, &att);

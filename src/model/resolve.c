@@ -12,6 +12,10 @@ void model_mark_used(sl_model *m, const sl_tensor *t) {
         m->used[i] = 1;
 }
 
+const char *model_tensor_file(const sl_model *m, const sl_tensor *t) {
+    return sl_ckpt_file(m->ckpt, t->part[0].file)->path;
+}
+
 /* Shape a role must have: rows 0 is a vector of cols. */
 typedef struct expected {
     role role;
@@ -26,9 +30,9 @@ static bool shape_error(const sl_model *m, const sl_tensor *t, int64_t rows, int
         used += (size_t)snprintf(found + used, sizeof found - used, "%s%lld", i ? "x" : "", (long long)t->shape[i]);
     if (rows)
         return sl_fail(err, SL_ERR_FORMAT, "%s: tensor %s has shape %s, the configuration gives %lldx%lld",
-                       sl_ckpt_path(m->ckpt), t->name, found, (long long)rows, (long long)cols);
+                       model_tensor_file(m, t), t->name, found, (long long)rows, (long long)cols);
     return sl_fail(err, SL_ERR_FORMAT, "%s: tensor %s has shape %s, the configuration gives %lld",
-                   sl_ckpt_path(m->ckpt), t->name, found, (long long)cols);
+                   model_tensor_file(m, t), t->name, found, (long long)cols);
 }
 
 static bool is_vector(const sl_tensor *t, int64_t n) {
@@ -71,7 +75,7 @@ static bool bind_all(sl_model *m, resident *slots, const expected *list, size_t 
 /* ---- roles outside layers -------------------------------------------------------------------------------------------
  */
 
-/* The vocabulary is what the embedding has: GGUF need not store it. */
+/* The vocabulary is what the embedding has: GGUF need not store it (config.vocab is 0 then). */
 static bool read_vocabulary(sl_model *m, sl_error *err) {
     char name[NAME_MAX_BYTES];
     role_name(ROLE_EMBED, sl_ckpt_get_kind(m->ckpt), 0, name);
@@ -80,11 +84,9 @@ static bool read_vocabulary(sl_model *m, sl_error *err) {
         return false;
     if (t->dims != 2 || t->shape[0] < 1 || t->shape[0] > INT32_MAX)
         return shape_error(m, t, 1, m->config.hidden, err);
+    if (m->config.vocab && m->config.vocab != t->shape[0])
+        return shape_error(m, t, m->config.vocab, m->config.hidden, err);
     m->config.vocab = (int32_t)t->shape[0];
-    json_t *config = sl_ckpt_json(m->ckpt, "config.json");
-    json_t *v = config ? json_object_get(config, "vocab_size") : NULL;
-    if (json_is_integer(v) && json_integer_value(v) != t->shape[0])
-        return shape_error(m, t, (int64_t)json_integer_value(v), m->config.hidden, err);
     return true;
 }
 
@@ -114,16 +116,18 @@ static bool resolve_global(sl_model *m, sl_error *err) {
 static bool resolve_attention(sl_model *m, int32_t layer, sl_error *err) {
     const sl_model_config *c = &m->config;
     int64_t h = c->hidden, q = (int64_t)c->heads * c->head_dim, kv = (int64_t)c->kv_heads * c->head_dim;
-    bool no_norm = !m->arch->qk_norm;
-    const expected list[] = {
-        {ROLE_ATTN_NORM, 0, h, false}, {ROLE_Q, q, h, false},      {ROLE_Q_BIAS, 0, q, true},
-        {ROLE_K, kv, h, false},        {ROLE_K_BIAS, 0, kv, true}, {ROLE_V, kv, h, false},
-        {ROLE_V_BIAS, 0, kv, true},    {ROLE_O, h, q, false},      {ROLE_FFN_NORM, 0, h, false},
-    };
-    const expected norms[] = {{ROLE_Q_NORM, 0, c->head_dim, no_norm}, {ROLE_K_NORM, 0, c->head_dim, no_norm}};
+    const expected list[] = {{ROLE_ATTN_NORM, 0, h, false}, {ROLE_Q, q, h, false}, {ROLE_K, kv, h, false},
+                             {ROLE_V, kv, h, false},        {ROLE_O, h, q, false}, {ROLE_FFN_NORM, 0, h, false}};
+    const expected norms[] = {{ROLE_Q_NORM, 0, c->head_dim, false}, {ROLE_K_NORM, 0, c->head_dim, false}};
+    bool may_lack = m->biases == BIASES_OPTIONAL;
+    const expected biased[] = {{ROLE_Q_BIAS, 0, q, may_lack},
+                               {ROLE_K_BIAS, 0, kv, may_lack},
+                               {ROLE_V_BIAS, 0, kv, may_lack},
+                               {ROLE_O_BIAS, 0, h, may_lack}};
+    size_t bias_count = m->biases == BIASES_NONE ? 0 : SL_COUNT(biased) - !m->arch->bias_of_o;
     resident *r = m->layers[layer].r;
-    return bind_all(m, r, list, SL_COUNT(list), layer, err) &&
-           (no_norm || bind_all(m, r, norms, SL_COUNT(norms), layer, err));
+    return bind_all(m, r, list, SL_COUNT(list), layer, err) && bind_all(m, r, biased, bias_count, layer, err) &&
+           (!m->arch->qk_norm || bind_all(m, r, norms, SL_COUNT(norms), layer, err));
 }
 
 static bool resolve_dense(sl_model *m, int32_t layer, sl_error *err) {
@@ -155,6 +159,9 @@ static bool resolve_moe(sl_model *m, int32_t layer, sl_error *err) {
     int64_t width = shared_width(m, layer);
     if (width < 1)
         return true; /* a configuration of size 0: no shared expert */
+    if (width > 1 << 22)
+        return sl_fail(err, SL_ERR_FORMAT, "%s: layer %d has a shared expert of %lld rows, at most %d expected",
+                       sl_ckpt_path(m->ckpt), layer, (long long)width, 1 << 22);
     c->shared_ffn = (int32_t)width;
     const expected shared[] = {
         {ROLE_SHARED_GATE, width, c->hidden, false},
@@ -208,8 +215,9 @@ static bool check_unused(const sl_model *m, sl_error *err) {
     for (size_t i = 0; i < sl_ckpt_tensor_count(m->ckpt); i++) {
         const sl_tensor *t = sl_ckpt_tensor(m->ckpt, i);
         if (!m->used[i] && !tensor_ignorable(t->name))
-            return sl_fail(err, SL_ERR_UNSUPPORTED, "%s: tensor %s has no place in architecture %s",
-                           sl_ckpt_path(m->ckpt), t->name, m->arch->name);
+            return sl_fail(err, SL_ERR_UNSUPPORTED,
+                           "%s: tensor %s has no place in architecture %s with this configuration",
+                           model_tensor_file(m, t), t->name, m->arch->name);
     }
     return true;
 }

@@ -60,17 +60,28 @@ static bool expert_tensor(sl_model *m, const expert_naming *n, int proj, int32_t
         if (t->dims != 3 || t->shape[0] != m->config.experts)
             return sl_fail(err, SL_ERR_FORMAT,
                            "%s: tensor %s has %d dimensions, outermost %lld; [%d experts][rows][cols] expected",
-                           sl_ckpt_path(m->ckpt), name, t->dims, (long long)t->shape[0], m->config.experts);
+                           model_tensor_file(m, t), name, t->dims, (long long)t->shape[0], m->config.experts);
         if (!sl_tensor_slice(t, expert, out, err))
             return false;
     }
     if (n->fused && proj != SL_PROJ_DOWN) {
         if (out->dims != 2 || out->shape[0] % 2)
-            return sl_fail(err, SL_ERR_FORMAT, "%s: tensor %s: gate and up are not two halves of its rows",
-                           sl_ckpt_path(m->ckpt), name);
+            return sl_fail(err, SL_ERR_FORMAT,
+                           "%s: tensor %s has %lld rows per expert, an even number (gate, then up) expected",
+                           model_tensor_file(m, t), name, (long long)out->shape[0]);
         *out = row_range(out, proj == SL_PROJ_GATE ? 0 : out->shape[0] / 2, out->shape[0] / 2);
     }
     return true;
+}
+
+/* "AFFINE4 in groups of 64 with BF16 scales" */
+static const char *layout_text(const sl_matrix *m, char out[64]) {
+    const char *name = sl_format_get(m->format)->name;
+    if (m->group)
+        snprintf(out, 64, "%s in groups of %d with %s scales", name, m->group, sl_format_get(m->side)->name);
+    else
+        snprintf(out, 64, "%s", name);
+    return out;
 }
 
 static bool same_layout(const sl_matrix *a, const sl_matrix *b) {
@@ -83,23 +94,24 @@ static bool check_projection(sl_model *m, const sl_tensor *t, int proj, int32_t 
     sl_model_config *c = &m->config;
     if (t->dims != 2)
         return sl_fail(err, SL_ERR_FORMAT, "%s: tensor %s: a matrix expected, %d dimensions found",
-                       sl_ckpt_path(m->ckpt), t->name, t->dims);
-    if (c->expert_ffn == 0)
-        c->expert_ffn = (int32_t)sl_min_i64(t->shape[proj == SL_PROJ_DOWN], INT32_MAX);
+                       model_tensor_file(m, t), t->name, t->dims);
+    if (c->expert_ffn == 0) /* not in the configuration: the first tensor's, which all others must then have */
+        c->expert_ffn = (int32_t)sl_min_i64(t->shape[proj == SL_PROJ_DOWN], 1 << 22);
     int64_t rows = proj == SL_PROJ_DOWN ? c->hidden : c->expert_ffn,
             cols = proj == SL_PROJ_DOWN ? c->expert_ffn : c->hidden;
     if (t->shape[0] != rows || t->shape[1] != cols)
         return sl_fail(err, SL_ERR_FORMAT,
                        "%s: tensor %s: %s of expert %d is %lldx%lld, the configuration gives %lldx%lld",
-                       sl_ckpt_path(m->ckpt), t->name, proj_names[proj], expert, (long long)t->shape[0],
+                       model_tensor_file(m, t), t->name, proj_names[proj], expert, (long long)t->shape[0],
                        (long long)t->shape[1], (long long)rows, (long long)cols);
     sl_matrix layout;
+    char found[64], first[64];
     if (!sl_tensor_matrix(t, &layout, err))
         return false;
     if (expert > 0 && !same_layout(&layout, &m->layers[layer].proj[proj]))
-        return sl_fail(err, SL_ERR_UNSUPPORTED, "%s: tensor %s: format %s differs from expert 0's %s in the same layer",
-                       sl_ckpt_path(m->ckpt), t->name, sl_format_get(layout.format)->name,
-                       sl_format_get(m->layers[layer].proj[proj].format)->name);
+        return sl_fail(err, SL_ERR_UNSUPPORTED, "%s: tensor %s is %s, expert 0 of the same layer is %s",
+                       model_tensor_file(m, t), t->name, layout_text(&layout, found),
+                       layout_text(&m->layers[layer].proj[proj], first));
     m->layers[layer].proj[proj] = layout;
     return true;
 }

@@ -18,7 +18,7 @@ static double llama3(const rope_config *r, double f) {
     return (1 - smooth) * f / r->factor + smooth * f;
 }
 
-/* The dimension whose frequency turns `rotations` times over the original context. */
+/* The dimension (a fraction) whose frequency turns `rotations` times over the original context. */
 static double yarn_dimension(const sl_model *m, double rotations) {
     double dims = m->config.rope_dims;
     return dims * log(m->rope.original_context / (rotations * TWO_PI)) / (2 * log(m->config.rope_theta));
@@ -26,7 +26,11 @@ static double yarn_dimension(const sl_model *m, double rotations) {
 
 static double yarn(const sl_model *m, int32_t i, double f) {
     const rope_config *r = &m->rope;
-    double low = floor(yarn_dimension(m, r->beta_fast)), high = ceil(yarn_dimension(m, r->beta_slow));
+    double low = yarn_dimension(m, r->beta_fast), high = yarn_dimension(m, r->beta_slow);
+    if (!r->fractional) {
+        low = floor(low);
+        high = ceil(high);
+    }
     low = low > 0 ? low : 0;
     high = high < m->config.rope_dims - 1 ? high : m->config.rope_dims - 1;
     if (low == high)
@@ -34,6 +38,19 @@ static double yarn(const sl_model *m, int32_t i, double f) {
     double ramp = (i - low) / (high - low);
     ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
     return f / r->factor * ramp + f * (1 - ramp);
+}
+
+static double yarn_mscale(double factor, double times) {
+    return factor > 1 ? 0.1 * times * log(factor) + 1.0 : 1.0;
+}
+
+/* What cos and sin are multiplied with. */
+static double yarn_attention(const rope_config *r) {
+    if (r->attention_factor > 0)
+        return r->attention_factor * r->attention_times;
+    if (r->mscale > 0 && r->mscale_all_dim > 0)
+        return yarn_mscale(r->factor, r->mscale) / yarn_mscale(r->factor, r->mscale_all_dim) * r->attention_times;
+    return yarn_mscale(r->factor, 1) * r->attention_times;
 }
 
 static double scaled(const sl_model *m, int32_t i, double f) {
@@ -60,10 +77,10 @@ bool model_rope_frequencies(sl_model *m, const float *factors, sl_error *err) {
         float f = 1.0f / powf((float)m->config.rope_theta, (float)(2 * i) / (float)m->config.rope_dims);
         double v = scaled(m, i, f);
         m->inv_freq[i] = (float)(factors ? v / factors[i] : v);
+        if (!isfinite(m->inv_freq[i]))
+            return sl_fail(err, SL_ERR_FORMAT, "%s: rotation: frequency %d of %d is not a finite number",
+                           sl_ckpt_path(m->ckpt), i, half);
     }
-    m->rope_scale = 1.0f;
-    if (m->rope.type == ROPE_YARN)
-        m->rope_scale =
-            (float)(m->rope.attention_factor > 0 ? m->rope.attention_factor : 0.1 * log(m->rope.factor) + 1.0);
+    m->rope_scale = m->rope.type == ROPE_YARN ? (float)yarn_attention(&m->rope) : 1.0f;
     return true;
 }

@@ -38,8 +38,10 @@ static void choose(const cpu_ops *ops, const sl_moe *m, float *logits, int32_t *
         else
             count = insert_best(chosen, count, m->top_k, logits, e);
     }
+    /* A NaN loses every comparison, so an expert whose logit is one is not chosen: the total tells, and makes the row
+     * NaN. */
     float norm = total;
-    if (m->normalize && m->top_k < m->experts) {
+    if (m->normalize && m->top_k < m->experts && total == total) {
         norm = 0;
         for (int32_t i = 0; i < m->top_k; i++) /* descending probability, as transformers sums them */
             norm += logits[chosen[i]];

@@ -140,8 +140,7 @@ void quant_quantize_q8_0(const float *x, int64_t n, void *out) {
     }
 }
 
-/* ---- MLX affine
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- MLX affine ---- */
 
 static float put_side(float v, sl_format_id side, uint8_t *base, int64_t index) {
     uint8_t *p = base + index * (side == SL_F32 ? 4 : 2);

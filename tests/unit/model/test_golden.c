@@ -122,14 +122,16 @@ static void exact_logits_equal_transformers(void **state) {
     }
 }
 
-/* Promise 2: a row's logits depend only on its own sequence. */
+/* Promise 2: a row's logits depend only on its own sequence. One checkpoint of each architecture and container. */
 static void same_bits_whatever_chunk_threads_isa_and_arrival(void **state) {
     static const char *const isas[] = {"scalar", "avx2", "avx512", "neon"};
     static const sl_kv_format kvs[] = {SL_KV_F16, SL_KV_F32};
-    for (size_t i = 0; i < SL_COUNT(names); i++) {
-        golden g = read_golden(names[i]);
+    static const char *const some[] = {"llama-tied-gguf", "qwen2_moe-mixed", "qwen3_moe-gguf", "qwen3_moe-mlx4",
+                                       "qwen3_moe-fused"};
+    for (size_t i = 0; i < SL_COUNT(some); i++) {
+        golden g = read_golden(some[i]);
         size_t bytes = (size_t)g.count * (size_t)g.vocab * sizeof(float);
-        for (size_t k = 0; k < SL_COUNT(kvs); k++) {
+        for (size_t k = 0; k < (i ? 1 : SL_COUNT(kvs)); k++) {
             fixture *f = open_fixture(&g, SL_NUMERIC_Q8, kvs[k], "scalar", 1, false);
             float *expected = run_chunks(f, &g, 1);
             fixture_close(f);
@@ -145,8 +147,8 @@ static void same_bits_whatever_chunk_threads_isa_and_arrival(void **state) {
                     f = open_fixture(&g, SL_NUMERIC_Q8, kvs[k], isas[j], 1 + (int)(c % 3), c % 2);
                     float *out = run_chunks(f, &g, chunks[c]);
                     if (memcmp(out, expected, bytes))
-                        fail_msg("%s: isa %s, chunk %d, kv %d: other bits than scalar token by token", names[i],
-                                 isas[j], chunks[c], (int)kvs[k]);
+                        fail_msg("%s: isa %s, chunk %d, kv %d: other bits than scalar token by token", some[i], isas[j],
+                                 chunks[c], (int)kvs[k]);
                     free(out);
                     fixture_close(f);
                 }

@@ -542,6 +542,38 @@ static void a_nan_row_stays_alone(void **state) {
     }
 }
 
+/* One expert's row of the router is damaged: no row may be computed as if that expert did not exist. */
+static void a_nan_in_the_router_is_seen_by_every_row(void **state) {
+    static const float bad[] = {NAN, INFINITY, -NAN};
+    for (int mode = 0; mode < 12; mode++) {
+        shape s = {.experts = 9,
+                   .top_k = mode % 2 ? 3 : 9,
+                   .hidden = 32,
+                   .inner = 32,
+                   .rows = 4,
+                   .normalize = mode % 4 < 2,
+                   .format = SL_F32};
+        for (int32_t e = 0; e < s.experts; e++) {
+            rig g;
+            source src = {.r = {1}};
+            assert_true(rig_open(&g, &(rig_options){.numeric = mode / 6 ? SL_NUMERIC_Q8 : SL_NUMERIC_EXACT}));
+            layer *l = layer_new(&g, &src, seed, &s, 0);
+            float *router = (float *)(void *)(uintptr_t)l->moe.router.matrix.part[0];
+            router[e * s.hidden + 4] = bad[mode % 3];
+            sl_program *p = record(&g, l, &src);
+            set_rows(&g, l, 0, s.rows);
+            must_run(p, s.rows);
+            for (int32_t row = 0; row < s.rows; row++) {
+                bool minus = bad[mode % 3] * l->x[row][4] == -INFINITY; /* rightly never chosen */
+                for (int32_t i = 0; i < s.hidden; i++)
+                    assert_true(isnan(rig_row(&g, &l->residual, row)[i]) || minus);
+            }
+            sl_program_free(p);
+            rig_close(&g);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exact_mode_is_near_float64),
@@ -552,6 +584,7 @@ int main(void) {
         cmocka_unit_test(failed_rows_want_no_more_experts),
         cmocka_unit_test(a_source_that_errs_fails_the_step),
         cmocka_unit_test(a_nan_row_stays_alone),
+        cmocka_unit_test(a_nan_in_the_router_is_seen_by_every_row),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

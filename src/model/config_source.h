@@ -1,0 +1,39 @@
+/* Private to model: a checkpoint's configuration as one thing to ask: config.json's fields or GGUF's metadata. Every
+ * answer is of the type asked for or an error that names file and field, what was found and what was expected; nothing
+ * that is there is passed over because it looks odd. */
+#ifndef SL_MODEL_CONFIG_SOURCE_H
+#define SL_MODEL_CONFIG_SOURCE_H
+
+#include "checkpoint/checkpoint.h"
+
+typedef struct config_source {
+    const sl_ckpt *ckpt;
+    json_t *json;    /* config.json; NULL: GGUF */
+    char *file;      /* for messages */
+    char prefix[64]; /* of GGUF's keys: "qwen3moe." */
+} config_source;
+
+/* False: out of memory, or a directory without config.json. config_source_free afterwards in any case. */
+bool config_source_open(config_source *s, const sl_ckpt *c, sl_error *err);
+void config_source_free(config_source *s);
+
+/* A field's two names. hf NULL or gguf NULL: that kind of checkpoint has no such field. */
+typedef struct config_key {
+    const char *hf, *gguf;
+} config_key;
+
+/* Fails with "FILE: field NAME is FOUND, EXPECTED expected". object: where the field is (NULL: config.json's top). */
+bool config_wrong(const config_source *s, json_t *object, config_key key, const char *expected, sl_error *err);
+bool config_missing(const config_source *s, config_key key, sl_error *err);
+
+/* *found says whether the field is there (null is absent); *out is untouched where it is not. object as above. */
+bool config_integer(const config_source *s, config_key key, int64_t min, int64_t max, int64_t *out, bool *found,
+                    sl_error *err);
+/* A finite number, min <= x <= max. */
+bool config_number(const config_source *s, json_t *object, config_key key, double min, double max, double *out,
+                   bool *found, sl_error *err);
+bool config_flag(const config_source *s, config_key key, bool *out, bool *found, sl_error *err);
+/* A string that lives as long as the checkpoint. */
+bool config_text(const config_source *s, json_t *object, config_key key, sl_str *out, bool *found, sl_error *err);
+
+#endif

@@ -1,0 +1,297 @@
+/* Configurations that cannot be: each gives one line that names the file, the field, what was found and what was
+ * expected; nothing is passed over because it looks odd. */
+#include "support_edit.h"
+
+#include "model/model.h"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define ALL "llama"
+
+/* One field of config.json set to a JSON text (NULL: removed). message: all of these parts, '|' between them; NULL: the
+ * model opens. */
+typedef struct field_case {
+    const char *base, *field, *json;
+    sl_code code;
+    const char *message;
+} field_case;
+
+static const field_case cases[] = {
+    {ALL, "model_type", NULL, SL_ERR_FORMAT, "field model_type is missing"},
+    {ALL, "model_type", "null", SL_ERR_FORMAT, "field model_type is missing"},
+    {ALL, "model_type", "7", SL_ERR_FORMAT, "field model_type is 7, a string expected"},
+    {ALL, "model_type", "\"gpt9\"", SL_ERR_UNSUPPORTED,
+     "architecture 'gpt9' is not supported|llama, qwen2_moe, qwen3_moe"},
+    {ALL, "model_type", "\"\"", SL_ERR_UNSUPPORTED, "architecture '' is not supported"},
+    {ALL, "model_type", "\"llama\\u0000x\"", SL_ERR_UNSUPPORTED, "is not supported"},
+    {ALL, "model_type", "\"a\\nb\\u001b[2J\"", SL_ERR_UNSUPPORTED, "architecture 'a\\x0ab\\x1b[2J' is not"},
+    /* sizes: missing, of another type, out of range, contradicting the tensors */
+    {ALL, "hidden_size", NULL, SL_ERR_FORMAT, "field hidden_size is missing"},
+    {ALL, "hidden_size", "64.0", SL_ERR_FORMAT, "field hidden_size is 64.0, one integer from 1 to 1048576 expected"},
+    {ALL, "hidden_size", "\"64\"", SL_ERR_FORMAT, "field hidden_size is \"64\", one integer"},
+    {ALL, "hidden_size", "[64]", SL_ERR_FORMAT, "field hidden_size is [64], one integer"},
+    {ALL, "hidden_size", "{}", SL_ERR_FORMAT, "field hidden_size is {}, one integer"},
+    {ALL, "hidden_size", "true", SL_ERR_FORMAT, "field hidden_size is true, one integer"},
+    {ALL, "hidden_size", "0", SL_ERR_FORMAT, "field hidden_size is 0, one integer"},
+    {ALL, "hidden_size", "-64", SL_ERR_FORMAT, "field hidden_size is -64, one integer"},
+    {ALL, "hidden_size", "9223372036854775807", SL_ERR_FORMAT, "field hidden_size is 9"},
+    {ALL, "hidden_size", "4294967360", SL_ERR_FORMAT, "field hidden_size is 4294967360, one integer"},
+    {ALL, "hidden_size", "1048576", SL_ERR_FORMAT, "model.embed_tokens.weight|272x64|272x1048576"},
+    {ALL, "hidden_size", "63", SL_ERR_FORMAT, "hidden size 63|multiple of the 4 heads"},
+    {ALL, "num_hidden_layers", NULL, SL_ERR_FORMAT, "field num_hidden_layers is missing"},
+    {ALL, "num_hidden_layers", "0", SL_ERR_FORMAT, "num_hidden_layers is 0"},
+    {ALL, "num_hidden_layers", "4097", SL_ERR_FORMAT, "num_hidden_layers is 4097, one integer from 1 to 4096"},
+    {ALL, "num_hidden_layers", "4096", SL_ERR_FORMAT, "model.layers.2."},
+    {ALL, "num_hidden_layers", "1", SL_ERR_UNSUPPORTED, "tensor model.layers.1.|has no place in architecture llama"},
+    {ALL, "num_attention_heads", "0", SL_ERR_FORMAT, "num_attention_heads is 0"},
+    {ALL, "num_attention_heads", "3", SL_ERR_FORMAT, "3 attention heads, a multiple of the 2 KV heads expected"},
+    {ALL, "num_attention_heads", "100000", SL_ERR_FORMAT, "num_attention_heads is 100000"},
+    {ALL, "num_attention_heads", "16384", SL_ERR_FORMAT, "hidden size 64"},
+    {ALL, "num_key_value_heads", "4", SL_ERR_FORMAT, "self_attn.k_proj.weight|32x64|64x64"},
+    {ALL, "num_key_value_heads", "-1", SL_ERR_FORMAT, "num_key_value_heads is -1"},
+    {ALL, "num_key_value_heads", NULL, SL_ERR_FORMAT, "self_attn.k_proj.weight|32x64|64x64"}, /* as many as heads */
+    {ALL, "head_dim", "32", SL_ERR_FORMAT, "self_attn.q_proj.weight|64x64|128x64"},
+    {ALL, "head_dim", "4097", SL_ERR_FORMAT, "head_dim is 4097"},
+    {ALL, "head_dim", "null", SL_OK, NULL},
+    {"qwen3_moe", "head_dim", NULL, SL_ERR_FORMAT, "self_attn.q_proj.weight|128x64|64x64"},
+    {"qwen3_moe", "head_dim", "33", SL_ERR_FORMAT, "33 rotated dimensions of a head, an even number expected"},
+    {ALL, "intermediate_size", "65", SL_ERR_FORMAT, "mlp.gate_proj.weight|64x64|65x64"},
+    {ALL, "intermediate_size", "0", SL_ERR_FORMAT, "layer 0 is dense"},
+    {ALL, "intermediate_size", NULL, SL_ERR_FORMAT, "layer 0 is dense"},
+    {ALL, "intermediate_size", "1e3", SL_ERR_FORMAT, "intermediate_size is 1000.0, one integer"},
+    {ALL, "max_position_embeddings", NULL, SL_ERR_FORMAT, "max_position_embeddings is missing"},
+    {ALL, "max_position_embeddings", "0", SL_ERR_FORMAT, "max_position_embeddings is 0"},
+    {ALL, "max_position_embeddings", "2147483648", SL_ERR_FORMAT, "max_position_embeddings is 2147483648"},
+    {ALL, "vocab_size", "271", SL_ERR_FORMAT, "model.embed_tokens.weight|272x64|271x64"},
+    {ALL, "vocab_size", "\"many\"", SL_ERR_FORMAT, "vocab_size is \"many\", one integer"},
+    {ALL, "vocab_size", "-5", SL_ERR_FORMAT, "vocab_size is -5"},
+    {ALL, "vocab_size", NULL, SL_OK, NULL}, /* the embedding has it */
+    /* experts */
+    {"qwen3_moe", "num_experts", NULL, SL_ERR_FORMAT, "num_experts is missing"},
+    {"qwen3_moe", "num_experts", "0", SL_ERR_FORMAT, "num_experts is 0"},
+    {"qwen3_moe", "num_experts", "65537", SL_ERR_FORMAT, "num_experts is 65537"},
+    {"qwen3_moe", "num_experts", "65536", SL_ERR_FORMAT, "mlp.gate.weight|8x64|65536x64"},
+    {"qwen3_moe", "num_experts", "7", SL_ERR_FORMAT, "mlp.gate.weight|8x64|7x64"},
+    {"qwen3_moe", "num_experts_per_tok", NULL, SL_ERR_FORMAT, "num_experts_per_tok is missing"},
+    {"qwen3_moe", "num_experts_per_tok", "0", SL_ERR_FORMAT, "num_experts_per_tok is 0"},
+    {"qwen3_moe", "num_experts_per_tok", "9", SL_ERR_FORMAT, "9 experts per token, at most the 8 experts"},
+    {"qwen3_moe", "num_experts_per_tok", "8", SL_OK, NULL},
+    {"qwen3_moe", "moe_intermediate_size", "31", SL_ERR_FORMAT, "mlp.experts.0.gate_proj.weight|32x64|31x64"},
+    {"qwen3_moe", "moe_intermediate_size", NULL, SL_OK, NULL}, /* the tensors have it */
+    {"qwen2_moe", "shared_expert_intermediate_size", "33", SL_ERR_FORMAT, "shared_expert.gate_proj.weight|32x64|33x64"},
+    {"qwen2_moe", "shared_expert_intermediate_size", "-1", SL_ERR_FORMAT, "shared_expert_intermediate_size is -1"},
+    {"qwen3_moe", "mlp_only_layers", "[2]", SL_ERR_FORMAT, "mlp_only_layers is [2], a list of layers from 0 to 1"},
+    {"qwen3_moe", "mlp_only_layers", "[-1]", SL_ERR_FORMAT, "mlp_only_layers is [-1]"},
+    {"qwen3_moe", "mlp_only_layers", "[0.0]", SL_ERR_FORMAT, "mlp_only_layers is [0.0]"},
+    {"qwen3_moe", "mlp_only_layers", "[\"0\"]", SL_ERR_FORMAT, "mlp_only_layers is [\"0\"]"},
+    {"qwen3_moe", "mlp_only_layers", "1", SL_ERR_FORMAT, "mlp_only_layers is 1, a list of layers"},
+    {"qwen3_moe", "mlp_only_layers", "{}", SL_ERR_FORMAT, "mlp_only_layers is {}"},
+    {"qwen3_moe", "mlp_only_layers", "[0]", SL_ERR_FORMAT, "model.layers.0.mlp.gate_proj.weight\" is missing"},
+    {"qwen3_moe", "mlp_only_layers", "null", SL_OK, NULL},
+    {"qwen3_moe", "decoder_sparse_step", "0", SL_ERR_FORMAT, "decoder_sparse_step is 0"},
+    {"qwen3_moe", "decoder_sparse_step", "1.5", SL_ERR_FORMAT, "decoder_sparse_step is 1.5"},
+    {"qwen3_moe", "decoder_sparse_step", "2", SL_ERR_FORMAT, "model.layers.0.mlp.gate_proj.weight\" is missing"},
+    {"qwen3_moe", "norm_topk_prob", "1", SL_ERR_FORMAT, "norm_topk_prob is 1, true or false expected"},
+    {"qwen3_moe", "norm_topk_prob", "\"true\"", SL_ERR_FORMAT, "norm_topk_prob is \"true\", true or false"},
+    /* what the blocks cannot do */
+    {ALL, "hidden_act", "\"gelu\"", SL_ERR_UNSUPPORTED, "hidden_act is \"gelu\", silu"},
+    {ALL, "hidden_act", "3", SL_ERR_FORMAT, "hidden_act is 3, a string"},
+    {ALL, "mlp_bias", "true", SL_ERR_UNSUPPORTED, "mlp_bias is true, false"},
+    {ALL, "mlp_bias", "0", SL_ERR_FORMAT, "mlp_bias is 0, true or false"},
+    {"qwen3_moe", "use_sliding_window", "true", SL_ERR_UNSUPPORTED, "use_sliding_window is true, false"},
+    {ALL, "attention_bias", "true", SL_ERR_FORMAT, "self_attn.q_proj.bias\" is missing"},
+    {ALL, "attention_bias", "\"no\"", SL_ERR_FORMAT, "attention_bias is \"no\", true or false"},
+    {"qwen2_moe", "qkv_bias", "false", SL_ERR_UNSUPPORTED, "self_attn.q_proj.bias has no place"},
+    {ALL, "partial_rotary_factor", "0.5", SL_ERR_FORMAT, "partial_rotary_factor is 0.5"},
+    {ALL, "partial_rotary_factor", "1", SL_OK, NULL},
+    /* numbers */
+    {ALL, "rms_norm_eps", "\"small\"", SL_ERR_FORMAT, "rms_norm_eps is \"small\", a number from 0 to 1"},
+    {ALL, "rms_norm_eps", "-1e-6", SL_ERR_FORMAT, "rms_norm_eps is -"},
+    {ALL, "rms_norm_eps", "1e30", SL_ERR_FORMAT, "rms_norm_eps is 1e30"},
+    {ALL, "rope_theta", "0", SL_ERR_FORMAT, "rope_theta is 0, a number from"},
+    {ALL, "rope_theta", "-10000", SL_ERR_FORMAT, "rope_theta is -10000"},
+    {ALL, "rope_theta", "1e300", SL_ERR_FORMAT, "rope_theta is 1e300"},
+    {ALL, "rope_theta", "[1]", SL_ERR_FORMAT, "rope_theta is [1]"},
+    /* rotation */
+    {ALL, "rope_scaling", "\"linear\"", SL_ERR_FORMAT, "rope_scaling is \"linear\", an object expected"},
+    {ALL, "rope_scaling", "[]", SL_ERR_FORMAT, "rope_scaling is [], an object expected"},
+    {ALL, "rope_scaling", "{}", SL_OK, NULL},
+    {ALL, "rope_scaling", "{\"type\":\"spiral\",\"factor\":2}", SL_ERR_UNSUPPORTED,
+     "rope scaling type 'spiral' is not supported (default, linear, llama3, yarn are)"},
+    {ALL, "rope_scaling", "{\"rope_type\":\"dynamic\",\"factor\":2}", SL_ERR_UNSUPPORTED, "'dynamic' is not supported"},
+    {ALL, "rope_scaling", "{\"rope_type\":2}", SL_ERR_FORMAT, "rope_type is 2, a string"},
+    {ALL, "rope_scaling", "{\"rope_type\":\"linear\"}", SL_ERR_FORMAT, "field factor is missing"},
+    {ALL, "rope_scaling", "{\"rope_type\":\"linear\",\"factor\":0}", SL_ERR_FORMAT, "factor is 0, a number above 0"},
+    {ALL, "rope_scaling", "{\"rope_type\":\"linear\",\"factor\":\"2\"}", SL_ERR_FORMAT, "factor is \"2\", a number"},
+    {ALL, "rope_scaling", "{\"rope_type\":\"llama3\",\"factor\":8}", SL_ERR_FORMAT, "low_freq_factor is missing"},
+    {ALL, "rope_scaling", "{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1}", SL_ERR_FORMAT,
+     "high_freq_factor is missing"},
+    {ALL, "rope_scaling", "{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4}",
+     SL_ERR_FORMAT, "high_freq_factor is 4, more than low_freq_factor 4"},
+    {ALL, "rope_scaling", "{\"rope_type\":\"yarn\",\"factor\":2,\"truncate\":1}", SL_ERR_FORMAT, "truncate is 1"},
+    {ALL, "rope_scaling", "{\"rope_type\":\"yarn\",\"factor\":2,\"original_max_position_embeddings\":0}", SL_ERR_FORMAT,
+     "original_max_position_embeddings is 0"},
+    {ALL, "rope_parameters", "{\"full_attention\":{\"rope_theta\":1000.0}}", SL_ERR_UNSUPPORTED,
+     "rope parameters have an object 'full_attention'"},
+    {ALL, "rope_parameters", "{\"rope_theta\":0.5}", SL_ERR_FORMAT, "rope_theta is 0.5"},
+    {ALL, "rope_parameters", "{\"rope_theta\":1000.0,\"partial_rotary_factor\":0.25}", SL_ERR_FORMAT,
+     "partial_rotary_factor is 0.25"},
+    /* output head */
+    {ALL, "tie_word_embeddings", "\"yes\"", SL_ERR_FORMAT, "tie_word_embeddings is \"yes\", true or false"},
+    {ALL, "tie_word_embeddings", "true", SL_OK, NULL}, /* lm_head.weight is there and not used */
+    {"llama-tied", "tie_word_embeddings", "false", SL_ERR_FORMAT, "lm_head.weight\" is missing"},
+    {"llama-tied", "tie_word_embeddings", NULL, SL_ERR_FORMAT, "lm_head.weight\" is missing"},
+};
+
+static void check_line(const char *line) {
+    size_t n = strlen(line);
+    assert_in_range(n, 10, 1000);
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)line[i] < 0x20)
+            fail_msg("more than a line: %s", line);
+}
+
+static void check_parts(const char *line, const char *parts) {
+    char copy[300];
+    snprintf(copy, sizeof copy, "%s", parts);
+    for (char *save = NULL, *p = strtok_r(copy, "|", &save); p; p = strtok_r(NULL, "|", &save))
+        if (!strstr(line, p))
+            fail_msg("'%s' lacks '%s'", line, p);
+}
+
+/* Opens what lies at path; NULL message: it must open. Every message names the directory or a file in it. */
+static void check_open(const char *path, sl_code code, const char *message) {
+    sl_error err = {0};
+    sl_ckpt *c = sl_ckpt_open(path, &err);
+    if (!c)
+        fail_msg("%s", err.message);
+    sl_model *m = sl_model_open(c, &err);
+    if (m && message)
+        fail_msg("opened, expected '%s'", message);
+    if (!m && !message)
+        fail_msg("%s", err.message);
+    if (!m) {
+        check_line(err.message);
+        check_parts(err.message, message);
+        check_parts(err.message, path);
+        if (err.code != code)
+            fail_msg("'%s' has code %d, expected %d", err.message, err.code, code);
+        assert_null(sl_model_open(c, NULL));
+    }
+    sl_model_free(m);
+    sl_ckpt_close(c);
+}
+
+static void fields_of_config_json(void **state) {
+    for (size_t i = 0; i < SL_COUNT(cases); i++) {
+        edit *e = edit_open(cases[i].base);
+        edit_config(e, cases[i].field, cases[i].json);
+        check_open(edit_write(e), cases[i].code, cases[i].message);
+        edit_close(e);
+    }
+}
+
+static void long_values_are_cut(void **state) {
+    edit *e = edit_open("llama");
+    json_t *list = json_array();
+    for (int i = 0; i < 100000; i++)
+        json_array_append_new(list, json_integer(i));
+    json_object_set_new(e->config, "hidden_size", list);
+    check_open(edit_write(e), SL_ERR_FORMAT, "field hidden_size is [0,1,2|..., one integer");
+    char *text = malloc(100001);
+    memset(text, 'x', 100000);
+    text[100000] = 0;
+    json_object_set_new(e->config, "hidden_size", json_integer(64));
+    json_object_set_new(e->config, "model_type", json_string(text));
+    check_open(edit_write(e), SL_ERR_UNSUPPORTED, "architecture 'xxxx");
+    json_object_set_new(e->config, "model_type", json_string("llama"));
+    json_object_set_new(e->config, "rms_norm_eps", json_string(text));
+    check_open(edit_write(e), SL_ERR_FORMAT, "field rms_norm_eps is \"xxxx");
+    free(text);
+    edit_close(e);
+}
+
+static void every_golden_checkpoint_opens(void **state) {
+    static const char *const names[] = {"llama",     "llama-tied",      "qwen2_moe",      "qwen2_moe-mixed",
+                                        "qwen3_moe", "qwen3_moe-fused", "qwen3_moe-mlx4", "qwen3_moe-mlx8"};
+    for (size_t i = 0; i < SL_COUNT(names); i++) {
+        edit *e = edit_open(names[i]);
+        check_open(edit_write(e), SL_OK, NULL);
+        edit_close(e);
+    }
+}
+
+/* ---- GGUF: values changed where they lie ----------------------------------------------------------------------------
+ */
+
+static char *find_bytes(char *text, size_t size, const char *what) {
+    char *at = memmem(text, size, what, strlen(what));
+    if (!at)
+        fail_msg("the golden file has no %s", what);
+    return at;
+}
+
+/* NEW: another name of the same length; else the u32, i32 or f32 behind key and type becomes value. */
+static const struct {
+    const char *base, *key, *new_name;
+    uint32_t value;
+    sl_code code;
+    const char *message;
+} gguf_cases[] = {
+    {"llama-gguf", "general.architecture", "general.architecturE", 0, SL_ERR_FORMAT,
+     "field general.architecture is missing"},
+    {"llama-gguf", "llama.block_count", NULL, 0, SL_ERR_FORMAT, "field llama.block_count is 0, one integer from 1"},
+    {"llama-gguf", "llama.block_count", NULL, 0xffffffff, SL_ERR_FORMAT, "llama.block_count is 4294967295"},
+    {"llama-gguf", "llama.block_count", NULL, 3, SL_ERR_FORMAT, "blk.2.attn_norm.weight"},
+    {"llama-gguf", "llama.block_count", NULL, 1, SL_ERR_UNSUPPORTED, "tensor blk.1.|has no place"},
+    {"llama-gguf", "llama.block_count", "llama.block_counT", 0, SL_ERR_FORMAT, "llama.block_count is missing"},
+    {"llama-gguf", "llama.embedding_length", NULL, 128, SL_ERR_FORMAT, "token_embd.weight|272x64|272x128"},
+    {"llama-gguf", "llama.attention.head_count", NULL, 0, SL_ERR_FORMAT, "llama.attention.head_count is 0"},
+    {"llama-gguf", "llama.attention.head_count", NULL, 5, SL_ERR_FORMAT, "multiple of the"},
+    {"llama-gguf", "llama.attention.layer_norm_rms_epsilon", NULL, 0x7fc00000, SL_ERR_FORMAT,
+     "llama.attention.layer_norm_rms_epsilon is nan, a number from 0 to 1"},
+    {"llama-gguf", "llama.rope.freq_base", NULL, 0xff800000, SL_ERR_FORMAT, "llama.rope.freq_base is -inf"},
+    {"llama-gguf", "blk.0.attn_q.weight", "blk.0.attn_Q.weight", 0, SL_ERR_FORMAT, "blk.0.attn_q.weight"},
+    {"qwen3_moe-gguf", "qwen3moe.expert_used_count", NULL, 9, SL_ERR_FORMAT, "9 experts per token, at most the 8"},
+    {"qwen3_moe-gguf", "qwen3moe.expert_count", NULL, 7, SL_ERR_FORMAT, "ffn_gate_inp.weight"},
+    {"qwen3_moe-gguf", "blk.1.ffn_down_exps.weight", "blk.1.ffn_down_exps.weighT", 0, SL_ERR_FORMAT,
+     "blk.1.ffn_down_exps.weight"},
+};
+
+static void values_of_gguf_metadata(void **state) {
+    for (size_t i = 0; i < SL_COUNT(gguf_cases); i++) {
+        char path[600];
+        size_t size;
+        snprintf(path, sizeof path, SL_SOURCE_DIR "/tests/golden/arch/%s/model.gguf", gguf_cases[i].base);
+        char *text = sl_read_text(path, 1 << 24, &size, NULL);
+        assert_non_null(text);
+        char *at = find_bytes(text, size, gguf_cases[i].key);
+        if (gguf_cases[i].new_name)
+            memcpy(at, gguf_cases[i].new_name, strlen(gguf_cases[i].new_name));
+        else
+            memcpy(at + strlen(gguf_cases[i].key) + 4, &gguf_cases[i].value, 4);
+        char *out = sl_asprintf("%s/sluice-gguf-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+        FILE *f = fdopen(mkstemp(out), "wb");
+        assert_int_equal(fwrite(text, 1, size, f), size);
+        fclose(f);
+        check_open(out, gguf_cases[i].code, gguf_cases[i].message);
+        remove(out);
+        free(out);
+        free(text);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_golden_checkpoint_opens),
+        cmocka_unit_test(fields_of_config_json),
+        cmocka_unit_test(long_values_are_cut),
+        cmocka_unit_test(values_of_gguf_metadata),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -57,7 +57,7 @@ static jval filter_int(jinja *j, jval self, const jval *a) {
     default:
         return fallback;
     }
-    base = a[1].kind == J_MISSING ? 10 : jinja_arg_int(j, a[1], "int: base");
+    base = a[1].kind == J_MISSING ? 10 : a[1].kind == J_INT ? a[1].i : -1; /* -1: as with a bad base, read as a float */
     if (base == 0 || (base >= 2 && base <= 36)) {
         int ok = jinja_parse_int(j, self.s, (int)base, &value);
         if (ok < 0)
@@ -137,16 +137,17 @@ static jval round_float(jinja *j, double f, int64_t digits) {
 
 /* round(value, precision=0, method='common') */
 static jval filter_round(jinja *j, jval self, const jval *a) {
-    int64_t digits = a[0].kind == J_MISSING ? 0 : jinja_arg_int(j, a[0], "round: precision");
+    jval precision = a[0].kind == J_MISSING ? jinja_int(0) : a[0];
     const jstr *method = a[1].kind == J_STR ? a[1].s : jinja_str(j, a[1].kind == J_MISSING ? "common" : "?").s;
     if (jinja_is(method, "common")) {
+        int64_t digits = jinja_arg_int(j, precision, "round: precision");
         if (self.kind == J_FLOAT)
             return round_float(j, self.f, digits);
         return round_int(j, jinja_arg_int(j, self, "round: the value"), digits);
     }
     if (!jinja_is(method, "ceil") && !jinja_is(method, "floor"))
         jinja_raise(j, "round: the method is 'common', 'ceil' or 'floor'");
-    jval unit = jinja_binary(j, JOP_POW, jinja_int(10), jinja_int(digits));
+    jval unit = jinja_binary(j, JOP_POW, jinja_int(10), precision);
     jval scaled = jinja_binary(j, JOP_MUL, self, unit);
     if (scaled.kind == J_FLOAT)
         scaled = float_to_int(j, jinja_is(method, "ceil") ? ceil(scaled.f) : floor(scaled.f));

@@ -4,25 +4,14 @@
  * are summed in pairs to 16 bits, then to eight 32-bit sums, and those of four blocks to one vector of four. Pairs
  * cannot saturate: codes of up to six bits give at most 2 * 63 * 127; codes of eight are taken as signed, their
  * magnitudes of at most 128 against activations that bear their signs: 2 * 128 * 127 < 2^15. */
+#include "cpu/cpu_avx2.h"
 #include "cpu/cpu_float_impl.h"
-#include "cpu/cpu_quad.h"
-
-#include <immintrin.h>
+#include "cpu/cpu_tile_avx2.h"
 
 /* Rows of activations that share the unpacked codes. */
 enum { ACTS = 4 };
 
-CPU_INLINE __m256i load256(const void *p) {
-    return _mm256_loadu_si256((const __m256i *)p);
-}
-
-CPU_INLINE __m128i load128(const void *p) {
-    return _mm_loadu_si128((const __m128i *)p);
-}
-
-/* ---- activations
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- activations ---- */
 
 CPU_INLINE uint32_t block_amax(const float *x) {
     __m256i m = _mm256_setzero_si256();
@@ -97,72 +86,7 @@ static void quantize_row(const float *x, int64_t cols, void *q) {
     }
 }
 
-/* ---- codes
- * ------------------------------------------------------------------------------------------------------
- */
-
-/* 16 packed bytes: low nibbles in the low half. */
-CPU_INLINE __m256i nibbles(const uint8_t *p) {
-    __m128i v = load128(p);
-    return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(v, 4), v), _mm256_set1_epi8(15));
-}
-
-CPU_INLINE __m256i sixteen_where(__m256i bits, __m256i select) {
-    return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(bits, select), select), _mm256_set1_epi8(16));
-}
-
-/* Bit i of the word at p is bit 4 of code i. */
-CPU_INLINE __m256i high_word(const uint8_t *p) {
-    const __m256i pick = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
-    __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32((int)quant_u32(p)), pick);
-    return sixteen_where(bytes, _mm256_set1_epi64x((int64_t)0x8040201008040201));
-}
-
-CPU_INLINE __m256i codes_k(sl_format_id f, const uint8_t *p, int run) {
-    __m256i v = load256(p + (f == SL_Q5_K ? 48 : 16) + 32 * (run / 2));
-    v = _mm256_and_si256(_mm256_srli_epi16(v, 4 * (run & 1)), _mm256_set1_epi8(15));
-    return f == SL_Q4_K ? v : _mm256_or_si256(v, sixteen_where(load256(p + 16), _mm256_set1_epi8((char)(1 << run))));
-}
-
-CPU_INLINE __m256i codes_q6_k(const uint8_t *p, int run) {
-    __m256i low = _mm256_srli_epi16(load256(quad_q6_low(p, run)), 4 * (run >> 1 & 1)),
-            high = load256(quad_q6_high(p, run));
-    high = (run & 3) == 3   ? _mm256_srli_epi16(high, 2)
-           : (run & 3) == 2 ? high
-                            : _mm256_slli_epi16(high, 4 - 2 * (run & 3));
-    return _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(15)), _mm256_and_si256(high, _mm256_set1_epi8(0x30)));
-}
-
-/* The 32 codes of block j: unsigned; signed for Q8_0, and less 128 for AFFINE8;
- * even columns first for AFFINE4. */
-CPU_INLINE __m256i load_codes(sl_format_id f, const quad *q, int j) {
-    const uint8_t *p = q->p[j];
-    switch (f) {
-    case SL_Q4_0:
-        return nibbles(p + 2);
-    case SL_Q4_1:
-        return nibbles(p + 4);
-    case SL_Q5_0:
-        return _mm256_or_si256(nibbles(p + 6), high_word(p + 2));
-    case SL_Q5_1:
-        return _mm256_or_si256(nibbles(p + 8), high_word(p + 4));
-    case SL_Q8_0:
-        return load256(p + 2);
-    case SL_Q4_K:
-    case SL_Q5_K:
-        return codes_k(f, p, 4 * q->half + j);
-    case SL_Q6_K:
-        return codes_q6_k(p, 4 * q->half + j);
-    case SL_AFFINE4:
-        return nibbles(p);
-    default:
-        return _mm256_xor_si256(load256(p), _mm256_set1_epi8((char)0x80));
-    }
-}
-
-/* ---- integers
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- integers ---- */
 
 /* Sums of pairs of products, 16 bits. */
 CPU_INLINE __m256i pair_sums(sl_format_id f, __m256i codes, __m256i x) {
@@ -224,63 +148,7 @@ CPU_INLINE __m128i quad_integers(sl_format_id f, const quad_codes *c, const cpu_
     return sum;
 }
 
-/* ---- scales
- * -----------------------------------------------------------------------------------------------------
- */
-
-typedef struct scales {
-    __m128 s, m;
-} scales;
-
-CPU_INLINE __m128 halves(uint64_t words) {
-    return _mm_cvtph_ps(_mm_cvtsi64_si128((int64_t)words));
-}
-
-CPU_INLINE __m128 scaled_bytes(const uint8_t *half, uint32_t bytes) {
-    __m128i v = _mm_cvtepu8_epi32(_mm_cvtsi32_si128((int)bytes));
-    return _mm_mul_ps(_mm_set1_ps(_cvtsh_ss(quant_u16(half))), _mm_cvtepi32_ps(v));
-}
-
-CPU_INLINE __m128 side_four(const sl_matrix *w, const quad *q, int part, int64_t row) {
-    const uint8_t *p = w->part[part] + (uint64_t)row * w->row_bytes[part];
-    float out[4];
-    switch (w->side) {
-    case SL_F16:
-        return halves(quad_group_words(q, p));
-    case SL_BF16:
-        return _mm_castsi128_ps(
-            _mm_unpacklo_epi16(_mm_setzero_si128(), _mm_cvtsi64_si128((int64_t)quad_group_words(q, p))));
-    default:
-        quad_group_floats(q, p, out);
-        return _mm_loadu_ps(out);
-    }
-}
-
-CPU_INLINE scales load_scales(sl_format_id f, const sl_matrix *w, const quad *q, int64_t row) {
-    switch (f) {
-    case SL_Q4_0:
-    case SL_Q5_0:
-    case SL_Q8_0:
-        return (scales){.s = halves(quad_words(q, 0))};
-    case SL_Q4_1:
-    case SL_Q5_1:
-        return (scales){halves(quad_words(q, 0)), halves(quad_words(q, 2))};
-    case SL_Q6_K:
-        return (scales){.s = _mm_set1_ps(_cvtsh_ss(quant_u16(q->p[0] + 208)))};
-    case SL_Q4_K:
-    case SL_Q5_K: {
-        quad_k k = quad_k_scales(q);
-        return (scales){scaled_bytes(q->p[0], k.scale),
-                        _mm_xor_ps(scaled_bytes(q->p[0] + 2, k.min), _mm_set1_ps(-0.0f))};
-    }
-    default:
-        return (scales){side_four(w, q, 1, row), side_four(w, q, 2, row)};
-    }
-}
-
-/* ---- the product
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- the product ---- */
 
 /* sum[k] += the quad from block b on times row k of n rows of activations. */
 CPU_INLINE void add_quad(sl_format_id f, const sl_matrix *w, const quad *q, int64_t row, const cpu_act *a, int n,
@@ -395,6 +263,11 @@ const cpu_matmul_isa cpu_matmul_avx2 = {
     .quantize_row = quantize_row,
     .matvec = matvec,
     .matvec_many = matvec_many,
+    .pack = cpu_tile_pack_avx2,
+    .mul = cpu_tile_mul_avx2,
+    .tile_rows = 16,
+    .tile_acts = CPU_TILE_ACTS_AVX2,
+    .tile_from = 6,
     .matmul_float = cpu_matmul_float,
     .silu_mul = v16_silu_mul,
 };

@@ -231,6 +231,10 @@ double cli_measure_memory_read(int threads, sl_error *err); /* < 0: error */
 bool cli_measure_disk_read(const char *model_path, uint64_t piece, int depth, double seconds, cli_machine_rates *out,
                            sl_error *err);
 
+/* Memory for reads that are measured, in huge pages as the engine's slabs (a read scattered over small pages takes the
+ * disk more requests), touched. Freed with free. */
+void *cli_read_memory(size_t bytes);
+
 /* Reads the trace again without compute, one burst after the other; ns[i] is the time of the i-th burst. */
 typedef struct cli_replay {
     uint64_t *ns; /* allocated */

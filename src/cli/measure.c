@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -61,6 +62,19 @@ double cli_measure_memory_read(int threads, sl_error *err) {
 
 /* ---- disk -------------------------------------------------------------------------------------------------------- */
 
+void *cli_read_memory(size_t bytes) {
+    enum { HUGE_PAGE = 2 << 20 };
+    void *area = NULL;
+    bytes = sl_round_up(bytes, HUGE_PAGE);
+    if (posix_memalign(&area, HUGE_PAGE, bytes) != 0)
+        return NULL;
+#ifdef MADV_HUGEPAGE
+    madvise(area, bytes, MADV_HUGEPAGE);
+#endif
+    memset(area, 1, bytes);
+    return area;
+}
+
 static bool has_suffix(const char *name, const char *suffix) {
     size_t n = strlen(name), m = strlen(suffix);
     return n >= m && strcmp(name + n - m, suffix) == 0;
@@ -111,9 +125,11 @@ static void *read_pieces(void *arg) {
     disk_job *job = arg;
     int fd = job->file->direct_fd >= 0 ? job->file->direct_fd : job->file->fd;
     uint64_t places = (job->file->size - job->piece) / 4096 + 1;
-    void *to = NULL;
-    if (posix_memalign(&to, 4096, job->piece) != 0)
+    void *to = cli_read_memory(job->piece);
+    if (!to) {
         atomic_store(&job->failed, true);
+        return NULL;
+    }
     while (!atomic_load(&job->failed) && sl_now_ns() < job->end_ns) {
         uint64_t at = mix(atomic_fetch_add(&job->next, 1)) % places * 4096;
         ssize_t got = pread(fd, to, job->piece, (off_t)at);

@@ -6,14 +6,13 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #ifdef SL_HAVE_URING
 #include <liburing.h>
 #endif
 
-enum { PREAD_THREADS = 8, URING_DEPTH = 64, AREA_BYTES = 16 << 20, HUGE_PAGE = 2 << 20 };
+enum { PREAD_THREADS = 8, URING_DEPTH = 64, AREA_BYTES = 16 << 20 };
 
 /* One read, rounded out to what O_DIRECT wants. The bytes go to an area that reads share: nobody looks at them. */
 typedef struct replay_read {
@@ -230,26 +229,13 @@ static bool replay_bursts(replay *r, burst_reader *reader, const sl_trace *trace
     return true;
 }
 
-/* Where reads go, in huge pages as the engine's slabs: a read scattered over small pages takes the disk more requests.
- */
-static void *reading_area(void) {
-    void *area = NULL;
-    if (posix_memalign(&area, HUGE_PAGE, AREA_BYTES) != 0)
-        return NULL;
-#ifdef MADV_HUGEPAGE
-    madvise(area, AREA_BYTES, MADV_HUGEPAGE);
-#endif
-    memset(area, 1, AREA_BYTES);
-    return area;
-}
-
 bool cli_replay_trace(const sl_trace *trace, size_t n, const sl_engine_info *info, bool buffered, cli_replay *out,
                       sl_error *err) {
     replay r = {.buffered = buffered, .area_bytes = AREA_BYTES};
     burst_reader reader;
     void *area = NULL;
     *out = (cli_replay){.ns = calloc(n + 1, sizeof *out->ns), .layer = calloc(n + 1, sizeof *out->layer)};
-    bool ok = out->ns && out->layer && (area = reading_area()) != NULL;
+    bool ok = out->ns && out->layer && (area = cli_read_memory(AREA_BYTES)) != NULL;
     r.area = area;
     if (!ok) {
         sl_fail(err, SL_ERR_MEMORY, "out of memory for the replay of %zu reads", n);

@@ -264,7 +264,8 @@ def test_bench_measures_and_replays(run, small):
     options = ["--warmup", 4, "--tokens", 16, "--prefill", 24, "--repeat", 2, "--ids", "random", "--max-slots", 40]
     doc = json.loads(run("bench", small, *options, "--json").stdout)
     assert doc["prefill"]["tokens"] == 24 and len(doc["prefill"]["repetitions"]) == 2
-    assert doc["decode"]["tokens_per_second"] > 0 and 0 <= doc["decode"]["hit_rate"] < 1
+    # 40 slots of 192: were the random router degenerate, the same few experts would always hit.
+    assert doc["decode"]["tokens_per_second"] > 0 and 0 <= doc["decode"]["hit_rate"] < 0.5
     for r in doc["decode"]["repetitions"]:
         assert r["hits"] + r["misses"] == 16 * 6 * 4 and r["bytes_read"] > 0
         assert 0 < r["replay_seconds"] and 0 < r["causal_bound_seconds"]

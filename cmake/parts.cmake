@@ -1,5 +1,6 @@
 # One OBJECT library per part, named sl_<part>; every src/<part>/*.c belongs to it. Files named *_avx2.c, *_avx512.c, *_neon.c get
 # the flags of their instruction set and are compiled only where the target has it.
+# FOLDERS are subfolders whose sources belong to the part too; TEXTS are files whose bytes are compiled in (embed.cmake).
 # sl_part(NAME DEPS... ) also records the closure of the parts below, so that a test can link a part without what is above it.
 
 include_directories(${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
@@ -13,9 +14,28 @@ pkg_check_modules(EDIT libedit)
 
 string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" SL_CPU)
 
+# sl_embed(PART OUT GLOB...): a C source whose table <PART>_texts[] = {name, bytes, size}, ended by a NULL name, holds the files.
+function(sl_embed part out)
+  set(files)
+  foreach(pattern ${ARGN})
+    file(GLOB more CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${pattern})
+    list(APPEND files ${more})
+  endforeach()
+  set(generated ${CMAKE_BINARY_DIR}/generated/${part}_texts.c)
+  string(JOIN "," joined ${files})
+  add_custom_command(OUTPUT ${generated}
+    COMMAND ${CMAKE_COMMAND} -DPART=${part} -DFILES=${joined} -DOUT=${generated} -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake
+    DEPENDS ${files} ${PROJECT_SOURCE_DIR}/cmake/embed.cmake VERBATIM)
+  set(${out} ${generated} PARENT_SCOPE)
+endfunction()
+
 function(sl_part name)
-  cmake_parse_arguments(P "" "" "DEPS;LIBS" ${ARGN})
+  cmake_parse_arguments(P "" "" "DEPS;LIBS;FOLDERS;TEXTS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.c)
+  foreach(folder ${P_FOLDERS})
+    file(GLOB more CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/${folder}/*.c)
+    list(APPEND sources ${more})
+  endforeach()
   if(NOT SL_CPU MATCHES "x86_64|amd64")
     list(FILTER sources EXCLUDE REGEX "_(avx2|avx512)\\.c$")
   endif()
@@ -35,6 +55,10 @@ function(sl_part name)
       set_source_files_properties(${s} PROPERTIES COMPILE_OPTIONS "-march=armv8.2-a+dotprod+fp16")
     endif()
   endforeach()
+  if(P_TEXTS)
+    sl_embed(${name} texts ${P_TEXTS})
+    list(APPEND sources ${texts})
+  endif()
   set(closure ${name})
   set(libs ${P_LIBS})
   foreach(d ${P_DEPS})
@@ -72,7 +96,9 @@ sl_part(base)
 sl_part(quant DEPS base)
 sl_part(cpu DEPS quant base)
 sl_part(checkpoint DEPS quant base LIBS ${JANSSON_LIBRARIES})
-sl_part(ops DEPS cpu quant base)
+sl_part(gpu DEPS base FOLDERS msl soft metal cuda LIBS ${XXHASH_LIBRARIES}
+  TEXTS src/gpu/msl/prelude/*.h src/gpu/soft/soft_abi.h src/kernels/*.metal src/kernels/*.h)
+sl_part(ops DEPS gpu cpu quant base)
 sl_part(model DEPS ops checkpoint quant base)
 sl_part(experts DEPS ops checkpoint quant base LIBS ${URING_LIBRARIES} ${XXHASH_LIBRARIES})
 sl_part(text DEPS checkpoint base LIBS ${PCRE2_LIBRARIES} ${UTF8PROC_LIBRARIES} ${JANSSON_LIBRARIES})

@@ -23,7 +23,10 @@ typedef enum sl_code {
     SL_ERR_CONTEXT,     /* more tokens than the context holds */
     SL_ERR_CANCELLED,   /* the request was cancelled */
     SL_ERR_NUMERIC,     /* NaN or infinity where there must be none */
-    SL_ERR_TEXT         /* tokenizer or template */
+    SL_ERR_TEXT,        /* tokenizer or template */
+    SL_ERR_COMPILE,     /* source of a kernel; message is the first diagnostic, FILE:LINE: what */
+    SL_ERR_TIMEOUT,     /* not done within the time given */
+    SL_ERR_DEVICE       /* a GPU failed its work or is gone */
 } sl_code;
 
 /* Filled by every call that fails, never allocated, may be NULL when the caller does not care.

@@ -85,6 +85,12 @@ char *sl_strdup(const char *s);
 char *sl_strndup(const char *s, size_t n);
 char *sl_asprintf(const char *fmt, ...) SL_PRINTF(1, 2);
 
+/* A file compiled into the program (cmake/embed.cmake); bytes end with a NUL that size does not count. */
+typedef struct sl_text {
+    const char *name, *bytes;
+    size_t size;
+} sl_text;
+
 /* ---- UTF-8 ---------------------------------------------------------------------------------------------------------
  */
 

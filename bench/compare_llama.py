@@ -123,17 +123,20 @@ def in_memory(e, a):
         bytes_per_token = dense + s["model"]["bytes_per_token"]
         rate = s["decode"]["memory_read_bytes_per_second"]
         ours.append(
-            dict(prefill=s["prefill"]["tokens_per_second"], decode=s["decode"]["tokens_per_second"], hit_rate=s["decode"]["hit_rate"],
+            dict(decode=s["decode"]["tokens_per_second"], hit_rate=s["decode"]["hit_rate"],
                  share=s["decode"]["tokens_per_second"] * bytes_per_token / rate, rate=rate))
+        if a.prefill:
+            ours[-1]["prefill"] = s["prefill"]["tokens_per_second"]
         theirs.append(e.peer(a.tokens, a.prefill))
         print(f"  round {i + 1}: sluice {ours[-1]}  llama.cpp {theirs[-1]}", flush=True)
     r = {k: median(ours, k) for k in ours[0]}
     r |= {f"llama_{k}": median(theirs, k) for k in theirs[0]}
     r["decode_ratio"] = r["decode"] / r["llama_decode"]
-    r["prefill_ratio"] = r["prefill"] / r["llama_prefill"]
     print(f"in memory: decode {r['decode']:.2f} vs {r['llama_decode']:.2f} tokens/s: {r['decode_ratio']:.2f}x; "
-          f"{100 * r['share']:.0f} % of the {r['rate'] / 1e9:.1f} GB/s that memory reads reach; "
-          f"prefill {r['prefill']:.1f} vs {r['llama_prefill']:.1f}: {r['prefill_ratio']:.2f}x")
+          f"{100 * r['share']:.0f} % of the {r['rate'] / 1e9:.1f} GB/s that memory reads reach")
+    if a.prefill:
+        r["prefill_ratio"] = r["prefill"] / r["llama_prefill"]
+        print(f"prefill {r['prefill']:.1f} vs {r['llama_prefill']:.1f} tokens/s: {r['prefill_ratio']:.2f}x")
     return r
 
 

@@ -164,6 +164,26 @@ static float dot(const float *a, const float *b, int32_t n) {
     return v16_sum(acc);
 }
 
+/* s[t] = scale * dot(q, k[t]): four keys at once share the loads of q and the sum over lanes. */
+static void scores(float *s, const float *q, const float *k, int32_t tokens, int32_t dim, float scale) {
+    int32_t t = 0;
+    for (; t + 4 <= tokens && dim % 16 == 0; t += 4) {
+        const float *k0 = k + (int64_t)t * dim, *k1 = k0 + dim, *k2 = k1 + dim, *k3 = k2 + dim;
+        v16 a0 = v16_set(0), a1 = a0, a2 = a0, a3 = a0;
+        for (int32_t i = 0; i < dim; i += 16) {
+            v16 x = v16_load(q + i);
+            a0 = a0 + x * v16_load(k0 + i);
+            a1 = a1 + x * v16_load(k1 + i);
+            a2 = a2 + x * v16_load(k2 + i);
+            a3 = a3 + x * v16_load(k3 + i);
+        }
+        v4 sums = v16_sum4(a0, a1, a2, a3) * (v4){scale, scale, scale, scale};
+        memcpy(s + t, &sums, sizeof sums);
+    }
+    for (; t < tokens; t++)
+        s[t] = dot(q, k + (int64_t)t * dim, dim) * scale;
+}
+
 /* acc = acc * keep + sum over tokens of p[t] * v[t], tokens ascending. Blocks of 16 or 64 dimensions stay in registers
  * over the tokens. */
 static void accumulate_values(float *acc, const float *p, const float *v, int32_t tokens, int32_t dim, float keep) {
@@ -232,8 +252,7 @@ static float maximum(const float *x, int32_t n) {
 
 static void add_page(partial *st, const float *q, const float *k, const float *v, int32_t tokens,
                      const cpu_attention *a, float *s) {
-    for (int32_t t = 0; t < tokens; t++)
-        s[t] = dot(q, k + (int64_t)t * a->head_dim, a->head_dim) * a->scale;
+    scores(s, q, k, tokens, a->head_dim, a->scale);
     float m = maximum(s, tokens);
     float max = st->sum != 0 && st->max > m ? st->max : m;
     float keep = st->sum != 0 ? exp_one(st->max - max) : 0.0f;

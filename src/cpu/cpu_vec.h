@@ -44,8 +44,8 @@ V_INLINE v16 v16_load_part(const float *p, int n) {
     return v;
 }
 
-/* Sum of lanes: 16 -> 8 -> 4 -> 2 -> 1, upper half added to lower. */
-V_INLINE float v16_sum(v16 v) {
+/* 16 lanes to 4, upper half added to lower. */
+V_INLINE v4 v16_fold(v16 v) {
     v8 lo, hi;
     memcpy(&lo, &v, sizeof lo);
     memcpy(&hi, (const char *)&v + sizeof lo, sizeof hi);
@@ -53,8 +53,23 @@ V_INLINE float v16_sum(v16 v) {
     v4 l4, h4;
     memcpy(&l4, &a, sizeof l4);
     memcpy(&h4, (const char *)&a + sizeof l4, sizeof h4);
-    v4 b = l4 + h4;
+    return l4 + h4;
+}
+
+/* Sum of lanes: 16 -> 8 -> 4 -> 2 -> 1, upper half added to lower. */
+V_INLINE float v16_sum(v16 v) {
+    v4 b = v16_fold(v);
     return (b[0] + b[2]) + (b[1] + b[3]);
+}
+
+/* v16_sum of four vectors at once: the same additions, with the four results side by side. */
+V_INLINE v4 v16_sum4(v16 a, v16 b, v16 c, v16 d) {
+    v4 x = v16_fold(a), y = v16_fold(b), z = v16_fold(c), w = v16_fold(d);
+    v4 xy02 = __builtin_shufflevector(x, y, 0, 4, 2, 6), xy13 = __builtin_shufflevector(x, y, 1, 5, 3, 7);
+    v4 zw02 = __builtin_shufflevector(z, w, 0, 4, 2, 6), zw13 = __builtin_shufflevector(z, w, 1, 5, 3, 7);
+    v4 even = __builtin_shufflevector(xy02, zw02, 0, 1, 4, 5) + __builtin_shufflevector(xy02, zw02, 2, 3, 6, 7);
+    v4 odd = __builtin_shufflevector(xy13, zw13, 0, 1, 4, 5) + __builtin_shufflevector(xy13, zw13, 2, 3, 6, 7);
+    return even + odd;
 }
 
 V_INLINE v16 v16_select(v16i mask, v16 a, v16 b) {
@@ -68,11 +83,13 @@ V_INLINE v16 v16_min(v16 a, v16 b) {
     return v16_select(a < b, a, b);
 }
 
+/* The greatest lane; with a NaN among them any lane. */
 V_INLINE float v16_max_lane(v16 v) {
-    float m = v[0];
-    for (int i = 1; i < 16; i++)
-        m = v[i] > m ? v[i] : m;
-    return m;
+    v = v16_max(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    v = v16_max(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    v = v16_max(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    v = v16_max(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+    return v[0];
 }
 
 /* 16 half floats, exact. */

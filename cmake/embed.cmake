@@ -8,7 +8,7 @@ foreach(f ${FILES})
   string(LENGTH "${hex}" digits)
   math(EXPR size "${digits} / 2")
   string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${hex}")
-  string(REGEX REPLACE "((0x..,)(0x..,)(0x..,)(0x..,)(0x..,)(0x..,)(0x..,)(0x..,)(0x..,)(0x..,)(0x..,)(0x..,)(0x..,)(0x..,)(0x..,)(0x..,))" "\\1\n" bytes "${bytes}")
+  string(REGEX REPLACE "(0x0a,)" "\\1\n" bytes "${bytes}") # a line of text per line
   get_filename_component(name ${f} NAME)
   string(APPEND arrays "static const char text_${i}[] = {\n${bytes}0};\n")
   string(APPEND rows "    {\"${name}\", text_${i}, ${size}},\n")

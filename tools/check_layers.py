@@ -22,7 +22,7 @@ def read_parts():
     text = (ROOT / "cmake/parts.cmake").read_text()
     direct = {}
     for name, words in re.findall(r"^sl_part\(\s*(\w+)([^)]*)\)", text, re.M):
-        deps = re.search(r"\bDEPS\s+([\w\s]*?)(?:\bLIBS\b|$)", words)
+        deps = re.search(r"\bDEPS\s+([\w\s]*?)\s*(?:\b(?:LIBS|FOLDERS|TEXTS)\b|$)", words)
         direct[name] = deps.group(1).split() if deps else []
     closed = {}
     for name, deps in direct.items():
@@ -90,8 +90,8 @@ def main():
     cli_includes = read_cli_includes()
     breaches = list(check_public_headers())
     count = 0
-    for file in sorted((ROOT / "src").glob("*/*.[ch]")):
-        part = file.parent.name
+    for file in sorted(f for f in (ROOT / "src").rglob("*.[ch]") if "prelude" not in f.parts and "kernels" not in f.parts):
+        part = file.relative_to(ROOT / "src").parts[0]
         count += 1
         if part != "cli" and part not in parts:
             breaches.append(f"{file.relative_to(ROOT)}: {part} is not in cmake/parts.cmake")

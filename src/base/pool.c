@@ -2,10 +2,14 @@
  *
  * One loop at a time. Everything that says whether there is a loop to join is one word: the loop's number, whether it
  * is open, and how many workers are inside. The caller opens a loop, workers that see a new open one join it and take
- * pieces from a shared counter; when the counter is used up the caller closes the loop and waits for those inside only:
- * a worker that woke too late finds it closed and was never waited for. Within a step loops follow each other every few
- * microseconds, so a worker spins up to 50 us for the next before it sleeps; between steps it sleeps. The caller too
- * spins no longer than that for the last pieces: with more threads than cores they need its core. */
+ * pieces; when none is left the caller closes the loop and waits for those inside only: a worker that woke too late
+ * finds it closed and was never waited for.
+ *
+ * Each thread has a share of neighbouring pieces and takes them in ascending order, so that memory it has asked for
+ * ahead is its own next piece; whoever has no piece left takes the last of another's share. Within a step loops follow
+ * each other every few microseconds, so a worker spins up to 50 us for the next before it sleeps; between steps it
+ * sleeps. The caller too spins no longer than that for the last pieces: with more threads than cores they need its
+ * core. */
 #include "base/base.h"
 
 #include <pthread.h>
@@ -29,9 +33,14 @@ struct sl_pool {
     /* the loop, written while nobody is inside */
     sl_pool_fn fn;
     void *ctx;
-    int64_t n, grain, pieces;
-    _Atomic int64_t next; /* piece */
+    int64_t n, grain;
+    struct share *shares; /* [threads] */
 };
+
+/* Pieces nobody has taken: begin << 32 | end. */
+typedef struct share {
+    _Alignas(64) _Atomic uint64_t left;
+} share;
 
 typedef struct worker_arg {
     sl_pool *pool;
@@ -50,13 +59,35 @@ static uint32_t number_of(uint64_t state) {
     return (uint32_t)(state >> 32);
 }
 
+/* The first of a share, or its last; -1: none is left. */
+static int64_t take_one(share *s, bool first) {
+    uint64_t left = atomic_load_explicit(&s->left, memory_order_relaxed);
+    while (left >> 32 < (uint32_t)left) {
+        uint64_t rest = first ? left + (1ull << 32) : left - 1;
+        if (atomic_compare_exchange_weak_explicit(&s->left, &left, rest, memory_order_relaxed, memory_order_relaxed))
+            return first ? (int64_t)(left >> 32) : (int64_t)(uint32_t)left - 1;
+    }
+    return -1;
+}
+
+static void run_piece(sl_pool *p, int64_t piece, int worker) {
+    int64_t begin = piece * p->grain;
+    p->fn(p->ctx, begin, p->n - begin < p->grain ? p->n : begin + p->grain, worker);
+}
+
 static void take_pieces(sl_pool *p, int worker) {
-    for (;;) {
-        int64_t piece = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
-        if (piece >= p->pieces)
-            return;
-        int64_t begin = piece * p->grain;
-        p->fn(p->ctx, begin, p->n - begin < p->grain ? p->n : begin + p->grain, worker);
+    for (int i = 0; i < p->threads; i++) {
+        share *s = &p->shares[(worker + i) % p->threads];
+        for (int64_t piece; (piece = take_one(s, i == 0)) >= 0;)
+            run_piece(p, piece, worker);
+    }
+}
+
+/* Equal shares of all pieces, which must be fewer than 2^32. */
+static void deal(sl_pool *p, int64_t pieces) {
+    for (int64_t i = 0; i < p->threads; i++) {
+        uint64_t begin = (uint64_t)(pieces * i / p->threads), end = (uint64_t)(pieces * (i + 1) / p->threads);
+        atomic_store_explicit(&p->shares[i].left, begin << 32 | end, memory_order_relaxed);
     }
 }
 
@@ -166,13 +197,16 @@ sl_pool *sl_pool_new(int threads, sl_error *err) {
         return sl_fail_null(err, SL_ERR_ARGUMENT, "threads: %d, expected 1 to 1024", threads);
     sl_pool *p = calloc(1, sizeof *p);
     pthread_t *handles = calloc((size_t)threads, sizeof *handles);
-    if (!p || !handles) {
+    share *shares = aligned_alloc(_Alignof(share), (size_t)threads * sizeof *shares);
+    if (!p || !handles || !shares) {
         free(p);
         free(handles);
+        free(shares);
         return sl_fail_null(err, SL_ERR_MEMORY, "out of memory for %d threads", threads);
     }
     p->threads = threads;
     p->handles = handles;
+    p->shares = shares;
     pthread_mutex_init(&p->mutex, NULL);
     pthread_cond_init(&p->wake, NULL);
     pthread_cond_init(&p->left, NULL);
@@ -196,6 +230,7 @@ void sl_pool_free(sl_pool *p) {
     pthread_cond_destroy(&p->left);
     pthread_mutex_destroy(&p->mutex);
     free(p->handles);
+    free(p->shares);
     free(p);
 }
 
@@ -215,9 +250,8 @@ void sl_pool_run(sl_pool *p, int64_t n, int64_t grain, sl_pool_fn fn, void *ctx)
     p->fn = fn;
     p->ctx = ctx;
     p->n = n;
-    p->grain = grain;
-    p->pieces = (n - 1) / grain + 1;
-    atomic_store_explicit(&p->next, 0, memory_order_relaxed);
+    p->grain = sl_max_i64(grain, n / UINT32_MAX + 1);
+    deal(p, (n - 1) / p->grain + 1);
     publish(p, OPEN);
     take_pieces(p, 0);
     close_loop(p);

@@ -31,7 +31,7 @@ typedef struct cpu_attention {
 /* Floats of scratch for one call. */
 static inline uint64_t cpu_attention_scratch(int32_t rows, int32_t group, int32_t head_dim) {
     return 2ull * CPU_KV_PAGE * (uint64_t)head_dim +
-           (uint64_t)rows * (uint64_t)group * (2ull * (uint64_t)head_dim + 16) + 2 * CPU_KV_PAGE;
+           (uint64_t)rows * (uint64_t)group * (2ull * (uint64_t)head_dim + 16) + (uint64_t)group * CPU_KV_PAGE;
 }
 
 typedef struct cpu_ops {

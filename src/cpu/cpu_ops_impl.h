@@ -164,53 +164,63 @@ static float dot(const float *a, const float *b, int32_t n) {
     return v16_sum(acc);
 }
 
-/* s[t] = scale * dot(q, k[t]): four keys at once share the loads of q and the sum over lanes. */
-static void scores(float *s, const float *q, const float *k, int32_t tokens, int32_t dim, float scale) {
+/* s[i][t] = scale * dot(q[i], k[t]) for Q queries whose rows of q are dim apart: four keys at once share the loads of q
+ * and the sum over lanes, two queries share those of k. */
+V_INLINE void scores_of(int Q, float *s, const float *q, const float *k, int32_t tokens, int32_t dim, float scale) {
     int32_t t = 0;
     for (; t + 4 <= tokens && dim % 16 == 0; t += 4) {
-        const float *k0 = k + (int64_t)t * dim, *k1 = k0 + dim, *k2 = k1 + dim, *k3 = k2 + dim;
-        v16 a0 = v16_set(0), a1 = a0, a2 = a0, a3 = a0;
-        for (int32_t i = 0; i < dim; i += 16) {
-            v16 x = v16_load(q + i);
-            a0 = a0 + x * v16_load(k0 + i);
-            a1 = a1 + x * v16_load(k1 + i);
-            a2 = a2 + x * v16_load(k2 + i);
-            a3 = a3 + x * v16_load(k3 + i);
+        const float *row = k + (int64_t)t * dim;
+        v16 sum[2][4] = {{{0}}};
+        for (int32_t i = 0; i < dim; i += 16)
+#pragma GCC unroll 4
+            for (int u = 0; u < 4; u++) {
+                v16 key = v16_load(row + (int64_t)u * dim + i);
+#pragma GCC unroll 2
+                for (int c = 0; c < Q; c++)
+                    sum[c][u] = sum[c][u] + v16_load(q + (int64_t)c * dim + i) * key;
+            }
+#pragma GCC unroll 2
+        for (int c = 0; c < Q; c++) {
+            v4 four = v16_sum4(sum[c][0], sum[c][1], sum[c][2], sum[c][3]) * (v4){scale, scale, scale, scale};
+            memcpy(s + c * CPU_KV_PAGE + t, &four, sizeof four);
         }
-        v4 sums = v16_sum4(a0, a1, a2, a3) * (v4){scale, scale, scale, scale};
-        memcpy(s + t, &sums, sizeof sums);
     }
     for (; t < tokens; t++)
-        s[t] = dot(q, k + (int64_t)t * dim, dim) * scale;
+        for (int c = 0; c < Q; c++)
+            s[c * CPU_KV_PAGE + t] = dot(q + (int64_t)c * dim, k + (int64_t)t * dim, dim) * scale;
 }
 
-/* acc = acc * keep + sum over tokens of p[t] * v[t], tokens ascending. Blocks of 16 or 64 dimensions stay in registers
- * over the tokens. */
-static void accumulate_values(float *acc, const float *p, const float *v, int32_t tokens, int32_t dim, float keep) {
+/* acc[i] = acc[i] * keep[i] + sum over tokens of p[i][t] * v[t] for Q queries, tokens ascending. Blocks of 64
+ * dimensions stay in registers over the tokens. */
+V_INLINE void accumulate_values(int Q, float *const *acc, const float *keep, const float *p, const float *v,
+                                int32_t tokens, int32_t dim) {
     int32_t i = 0;
     for (; i + 64 <= dim; i += 64) {
-        v16 k = v16_set(keep);
-        v16 a0 = v16_load(acc + i) * k, a1 = v16_load(acc + i + 16) * k;
-        v16 a2 = v16_load(acc + i + 32) * k, a3 = v16_load(acc + i + 48) * k;
+        v16 sum[2][4];
+        for (int c = 0; c < Q; c++)
+            for (int u = 0; u < 4; u++)
+                sum[c][u] = v16_load(acc[c] + i + 16 * u) * v16_set(keep[c]);
         for (int32_t t = 0; t < tokens; t++) {
             const float *row = v + (int64_t)t * dim + i;
-            v16 w = v16_set(p[t]);
-            a0 = a0 + w * v16_load(row);
-            a1 = a1 + w * v16_load(row + 16);
-            a2 = a2 + w * v16_load(row + 32);
-            a3 = a3 + w * v16_load(row + 48);
+#pragma GCC unroll 4
+            for (int u = 0; u < 4; u++) {
+                v16 value = v16_load(row + 16 * u);
+#pragma GCC unroll 2
+                for (int c = 0; c < Q; c++)
+                    sum[c][u] = sum[c][u] + v16_set(p[c * CPU_KV_PAGE + t]) * value;
+            }
         }
-        v16_store(acc + i, a0);
-        v16_store(acc + i + 16, a1);
-        v16_store(acc + i + 32, a2);
-        v16_store(acc + i + 48, a3);
+        for (int c = 0; c < Q; c++)
+            for (int u = 0; u < 4; u++)
+                v16_store(acc[c] + i + 16 * u, sum[c][u]);
     }
-    for (; i < dim; i++) {
-        float a = acc[i] * keep;
-        for (int32_t t = 0; t < tokens; t++)
-            a = a + p[t] * v[(int64_t)t * dim + i];
-        acc[i] = a;
-    }
+    for (; i < dim; i++)
+        for (int c = 0; c < Q; c++) {
+            float a = acc[c][i] * keep[c];
+            for (int32_t t = 0; t < tokens; t++)
+                a = a + p[c * CPU_KV_PAGE + t] * v[(int64_t)t * dim + i];
+            acc[c][i] = a;
+        }
 }
 
 static float exp_one(float x) {
@@ -250,16 +260,15 @@ static float maximum(const float *x, int32_t n) {
     return m;
 }
 
-static void add_page(partial *st, const float *q, const float *k, const float *v, int32_t tokens,
-                     const cpu_attention *a, float *s) {
-    scores(s, q, k, tokens, a->head_dim, a->scale);
+/* Takes tokens scores s into the running softmax, which leaves their exponentials there; returns what the sums so far
+ * are to be multiplied with. */
+static float take_scores(partial *st, float *s, int32_t tokens) {
     float m = maximum(s, tokens);
     float max = st->sum != 0 && st->max > m ? st->max : m;
     float keep = st->sum != 0 ? exp_one(st->max - max) : 0.0f;
-    float sum = exponentials(s, tokens, max);
-    accumulate_values(st->acc, s, v, tokens, a->head_dim, keep);
-    st->sum = st->sum * keep + sum;
+    st->sum = st->sum * keep + exponentials(s, tokens, max);
     st->max = max;
+    return keep;
 }
 
 /* total <- total + part; part is emptied. */
@@ -281,43 +290,80 @@ typedef struct scratch_map {
     float *k, *v, *s, *acc, *state;
 } scratch_map;
 
+enum { STATE_FLOATS = 16 }; /* per query: max and sum of total, of part; a cache line */
+
 static scratch_map map_scratch(const cpu_attention *a) {
     scratch_map m;
     int64_t tile = (int64_t)CPU_KV_PAGE * a->head_dim, queries = (int64_t)a->rows * a->group;
     m.k = a->scratch;
     m.v = m.k + tile;
     m.s = m.v + tile;
-    m.acc = m.s + 2 * CPU_KV_PAGE;
+    m.acc = m.s + (int64_t)a->group * CPU_KV_PAGE;
     m.state = m.acc + queries * 2 * a->head_dim;
-    memset(m.acc, 0, (size_t)(queries * (2 * a->head_dim + 16)) * sizeof(float));
+    memset(m.acc, 0, (size_t)(queries * (2 * a->head_dim + STATE_FLOATS)) * sizeof(float));
     return m;
 }
 
 static partial load_partial(const scratch_map *m, const cpu_attention *a, int64_t query, int which) {
-    float *s = m->state + query * 16 + which * 2;
+    float *s = m->state + query * STATE_FLOATS + which * 2;
     return (partial){s[0], s[1], m->acc + (query * 2 + which) * a->head_dim};
 }
 
 static void save_partial(const scratch_map *m, int64_t query, int which, const partial *p) {
-    float *s = m->state + query * 16 + which * 2;
+    float *s = m->state + query * STATE_FLOATS + which * 2;
     s[0] = p->max;
     s[1] = p->sum;
 }
 
-static void attend_page(const cpu_attention *a, const scratch_map *m, int32_t page) {
-    const uint8_t *kp, *vp;
+/* Asks for part i of n of the next page's K and V, so that they come from memory while this page is computed: the
+ * hardware does not look past a page's end. */
+static void prefetch_part(const cpu_attention *a, const uint8_t *const plane[2], int64_t i, int64_t n) {
+    int64_t bytes = CPU_KV_PAGE * (int64_t)a->head_bytes, end = bytes * (i + 1) / n;
+    for (int p = 0; p < 2; p++)
+        for (int64_t at = bytes * i / n / 64 * 64; at < end; at += 64)
+            __builtin_prefetch(plane[p] + at, 0, 2);
+}
+
+/* One row's queries over a page: all scores while the keys are in the nearest cache, then all values. */
+static void attend_row(const cpu_attention *a, const scratch_map *m, int32_t r, const float *k, const float *v,
+                       int32_t tokens) {
+    const float *q = a->q + r * a->q_stride;
+    int32_t g = 0;
+    for (; g + 2 <= a->group; g += 2)
+        scores_of(2, m->s + g * CPU_KV_PAGE, q + (int64_t)g * a->head_dim, k, tokens, a->head_dim, a->scale);
+    if (g < a->group)
+        scores_of(1, m->s + g * CPU_KV_PAGE, q + (int64_t)g * a->head_dim, k, tokens, a->head_dim, a->scale);
+    for (g = 0; g < a->group; g += 2) {
+        float *acc[2], keep[2];
+        int n = g + 2 <= a->group ? 2 : 1;
+        for (int c = 0; c < n; c++) {
+            int64_t query = (int64_t)r * a->group + g + c;
+            partial part = load_partial(m, a, query, 1);
+            keep[c] = take_scores(&part, m->s + (g + c) * CPU_KV_PAGE, tokens);
+            acc[c] = part.acc;
+            save_partial(m, query, 1, &part);
+        }
+        if (n == 2)
+            accumulate_values(2, acc, keep, m->s + g * CPU_KV_PAGE, v, tokens, a->head_dim);
+        else
+            accumulate_values(1, acc, keep, m->s + g * CPU_KV_PAGE, v, tokens, a->head_dim);
+    }
+}
+
+static void attend_page(const cpu_attention *a, const scratch_map *m, int32_t page, int32_t last) {
+    const uint8_t *kp, *vp, *next[2];
     int32_t first = page * CPU_KV_PAGE;
     int32_t filled = (int32_t)sl_min_i64(CPU_KV_PAGE, a->position + a->rows - first);
     a->page(a->ctx, page, &kp, &vp);
     const float *k = expand_page(m->k, kp, filled, a), *v = expand_page(m->v, vp, filled, a);
+    if (page < last)
+        a->page(a->ctx, page + 1, &next[0], &next[1]);
     for (int32_t r = 0; r < a->rows; r++) {
         int32_t tokens = (int32_t)sl_min_i64(CPU_KV_PAGE, a->position + r + 1 - first);
-        for (int32_t g = 0; tokens > 0 && g < a->group; g++) {
-            int64_t query = (int64_t)r * a->group + g;
-            partial part = load_partial(m, a, query, 1);
-            add_page(&part, a->q + r * a->q_stride + (int64_t)g * a->head_dim, k, v, tokens, a, m->s);
-            save_partial(m, query, 1, &part);
-        }
+        if (page < last)
+            prefetch_part(a, next, r, a->rows);
+        if (tokens > 0)
+            attend_row(a, m, r, k, v, tokens);
     }
 }
 
@@ -334,7 +380,7 @@ static void attention(const cpu_attention *a) {
     scratch_map m = map_scratch(a);
     int32_t last = (a->position + a->rows - 1) / CPU_KV_PAGE;
     for (int32_t page = 0; page <= last; page++) {
-        attend_page(a, &m, page);
+        attend_page(a, &m, page, last);
         if (page == last || (page + 1) % (CPU_KV_SPLIT / CPU_KV_PAGE) == 0)
             merge_split(a, &m);
     }

@@ -44,16 +44,12 @@ V_INLINE v16 v16_load_part(const float *p, int n) {
     return v;
 }
 
-/* 16 lanes to 4, upper half added to lower. */
+/* 16 lanes to 4, upper half added to lower. Shuffles, not copies through memory: those would keep the caller's sums
+ * there for its whole loop. */
 V_INLINE v4 v16_fold(v16 v) {
-    v8 lo, hi;
-    memcpy(&lo, &v, sizeof lo);
-    memcpy(&hi, (const char *)&v + sizeof lo, sizeof hi);
-    v8 a = lo + hi;
-    v4 l4, h4;
-    memcpy(&l4, &a, sizeof l4);
-    memcpy(&h4, (const char *)&a + sizeof l4, sizeof h4);
-    return l4 + h4;
+    v8 a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+           __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    return __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
 }
 
 /* Sum of lanes: 16 -> 8 -> 4 -> 2 -> 1, upper half added to lower. */

@@ -287,6 +287,8 @@ CPU_INLINE void dot_four(sl_format_id f, int A, const sl_matrix *w, const four_r
 CPU_INLINE void matvec_format(sl_format_id f, int A, const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a,
                               float *y, int64_t ldy, void *scratch) {
     panel sides = panel_at(scratch, w->cols, 0);
+    prefetch_lines(w->part[0] + (uint64_t)row0 * w->row_bytes[0],
+                   sl_min_i64(PREFETCH_AHEAD, (row1 - row0) * (int64_t)w->row_bytes[0]));
     for (int64_t r = row0; r < row1; r += 4) {
         four_rows rows = four_rows_at(w, r, row1);
         __m128 v[MATVEC_ACTS];

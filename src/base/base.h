@@ -119,6 +119,8 @@ void sl_file_close(sl_file *f);
 /* Reads exactly n bytes at offset through the page cache; short reads and EINTR continue; end of file is an error that
  * names the file, the offset and the size found. */
 bool sl_file_read(const sl_file *f, uint64_t offset, void *out, uint64_t n, sl_error *err);
+/* Where the file ends now, for the message when a read met its end at `at` (it may have been cut further down). */
+uint64_t sl_file_end(const sl_file *f, uint64_t at);
 /* As sl_file_read, leaving nothing in the page cache: O_DIRECT where the file allows it, else dropped after each piece.
  */
 bool sl_file_read_uncached(const sl_file *f, uint64_t offset, void *out, uint64_t n, sl_error *err);

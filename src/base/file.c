@@ -80,6 +80,11 @@ void sl_file_close(sl_file *f) {
     free(f);
 }
 
+uint64_t sl_file_end(const sl_file *f, uint64_t at) {
+    struct stat st;
+    return fstat(f->fd, &st) == 0 && (uint64_t)st.st_size < at ? (uint64_t)st.st_size : at;
+}
+
 bool sl_file_read(const sl_file *f, uint64_t offset, void *out, uint64_t n, sl_error *err) {
     uint64_t got = 0;
     while (got < n) {
@@ -92,7 +97,8 @@ bool sl_file_read(const sl_file *f, uint64_t offset, void *out, uint64_t n, sl_e
                                  (unsigned long long)n, (unsigned long long)offset);
         if (r == 0)
             return sl_fail(err, SL_ERR_FORMAT, "%s: file ends at %llu, %llu bytes at offset %llu expected", f->path,
-                           (unsigned long long)(offset + got), (unsigned long long)n, (unsigned long long)offset);
+                           (unsigned long long)sl_file_end(f, offset + got), (unsigned long long)n,
+                           (unsigned long long)offset);
         got += (uint64_t)r;
     }
     return true;

@@ -247,7 +247,7 @@ void experts_read_error(const sl_read *r, experts_read_failure failure, int save
         return;
     case EXPERTS_READ_END:
         sl_fail(err, SL_ERR_IO, "%s: file ends at %llu, %llu bytes at offset %llu expected", r->file->path,
-                (unsigned long long)at, (unsigned long long)r->need, offset);
+                (unsigned long long)sl_file_end(r->file, at), (unsigned long long)r->need, offset);
         return;
     case EXPERTS_READ_TIMEOUT:
         sl_fail_errno(err, SL_ERR_IO, ETIMEDOUT, "%s: read of %llu bytes at offset %llu", r->file->path, bytes, offset);

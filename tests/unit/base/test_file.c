@@ -140,6 +140,8 @@ static void past_the_end_is_an_error_that_says_where(void **state) {
     assert_int_equal(truncate(path, 3), 0);
     assert_false(sl_file_read(f, 0, out, 10, &err));
     assert_non_null(strstr(err.message, "file ends at 3"));
+    assert_false(sl_file_read(f, 8, out, 2, &err));
+    assert_non_null(strstr(err.message, "file ends at 3, 2 bytes at offset 8 expected"));
     sl_file_close(f);
     free(path);
 }

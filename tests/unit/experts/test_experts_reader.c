@@ -168,7 +168,7 @@ static void a_truncated_file_is_an_error_with_place_and_sizes(void **state) {
                 int n = reader->collect(reader, got, 2, UINT64_MAX);
                 for (int i = 0; i < n; i++, left--) {
                     const char *text = got[i].tag == &read[0] ? "file ends at 40960, 16384 bytes at offset 32768"
-                                                              : "file ends at 81920, 4096 bytes at offset 81920";
+                                                              : "file ends at 40960, 4096 bytes at offset 81920";
                     assert_false(got[i].ok || got[i].quarantined);
                     assert_int_equal(got[i].error.code, SL_ERR_IO);
                     assert_non_null(strstr(got[i].error.message, text));

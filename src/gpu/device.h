@@ -27,6 +27,7 @@ typedef struct gpu_open {
     uint64_t seed;
     int debug;
     sl_log log;
+    const char *cache_dir; /* where a device may keep files of its own (metal: compiled pipelines); NULL: nowhere */
 } gpu_open;
 
 /* What compile is given: the source with its options, and its translation, which the core has made for the argument

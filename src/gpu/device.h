@@ -2,8 +2,10 @@
  *
  * The core owns checks, argument tables, the cache on disk, lifetimes, barriers, tickets, error state and debugging; a
  * device only compiles, allocates and runs. Everything a device is handed has been checked: slots, ranges, sizes, grid.
- * A device may be called from any thread for objects, from one thread at a time for a stream. Blocking calls take time
- * limits. May include: base. */
+ * A device may be called from any thread for objects, from one thread at a time for a stream. wait and release are
+ * objects' calls: made from any thread, once at a time for a submission, also while its stream is in use. Lists of one
+ * stream run in the order of their submission, each after the one before is done. GPU_BARRIER orders all before it in
+ * its list, across GPU_WAIT and GPU_SIGNAL too. Blocking calls take time limits. May include: base. */
 #ifndef SL_GPU_DEVICE_H
 #define SL_GPU_DEVICE_H
 

@@ -40,7 +40,6 @@ const cli_option cli_run_options[] = {
     {"no-template", 0, CLI_FLAG, AT(raw), 0, 0, NULL, "the same as --raw"},
     {"logprobs", 0, CLI_INT, AT(logprobs), 1, SL_MAX_LOGPROBS, "N",
      "with --json: log probabilities of N alternatives per token"},
-    {"ignore-eos", 0, CLI_FLAG, AT(ignore_eos), 0, 0, NULL, "go on after the end token, until --max-tokens"},
     END};
 
 const cli_option cli_sampling_options[] = {
@@ -55,6 +54,7 @@ const cli_option cli_sampling_options[] = {
     {"frequency-penalty", 0, CLI_REAL, AT(frequency_penalty), -10, 10, "X",
      "subtract X for each time a token was generated"},
     {"logit-bias", 0, CLI_BIAS, AT(logit_bias), 0, 0, "ID=BIAS", "add BIAS to a token's logit; may be repeated"},
+    {"ignore-eos", 0, CLI_FLAG, AT(ignore_eos), 0, 0, NULL, "go on after the end token, until --max-tokens"},
     {"stop", 0, CLI_LIST, AT(stop), 0, 0, "TEXT", "end before TEXT; may be repeated"},
     {"seed", 0, CLI_U64, AT(seed), 0, 0, "N", "seed of the sampler: the same seed gives the same text (default: 0)"},
     END};

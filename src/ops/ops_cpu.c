@@ -6,50 +6,16 @@
 
 /* ---- memory ---------------------------------------------------------------------------------------------------- */
 
-static sl_buffer add_buffer(sl_ops_cpu *o, void *base, uint64_t bytes, sl_error *err) {
-    for (size_t i = 1; i < o->buffer_count; i++) {
-        if (!o->buffers[i].base) {
-            o->buffers[i] = (ops_buffer){base, bytes};
-            return (sl_buffer)i;
-        }
-    }
-    void *list = o->buffers;
-    if (!sl_grow(&list, &o->buffer_capacity, o->buffer_count + 1, sizeof *o->buffers)) {
-        sl_fail(err, SL_ERR_MEMORY, "out of memory");
-        return 0;
-    }
-    o->buffers = list;
-    o->buffers[o->buffer_count] = (ops_buffer){base, bytes};
-    return (sl_buffer)o->buffer_count++;
-}
-
 static sl_buffer cpu_wrap(sl_ops *ops, void *base, uint64_t bytes, sl_error *err) {
-    if (!base) {
-        sl_fail(err, SL_ERR_ARGUMENT, "no memory given to wrap");
-        return 0;
-    }
-    return add_buffer((sl_ops_cpu *)ops, base, bytes, err);
+    return ops_memory_wrap(&((sl_ops_cpu *)ops)->known, base, bytes, err);
 }
 
 static void cpu_unwrap(sl_ops *ops, sl_buffer b) {
-    sl_ops_cpu *o = (sl_ops_cpu *)ops;
-    if (b && b < o->buffer_count)
-        o->buffers[b] = (ops_buffer){0};
+    ops_memory_unwrap(&((sl_ops_cpu *)ops)->known, b);
 }
 
 static sl_buffer cpu_scratch_buffer(sl_ops *ops, uint64_t bytes, sl_error *err) {
-    sl_ops_cpu *o = (sl_ops_cpu *)ops;
-    void *list = o->spans;
-    if (!sl_grow(&list, &o->span_capacity, o->span_count + 1, sizeof *o->spans)) {
-        sl_fail(err, SL_ERR_MEMORY, "out of memory");
-        return 0;
-    }
-    o->spans = list;
-    void *p = sl_mem_span(o->mem, bytes, SL_USE_SCRATCH, err);
-    if (!p)
-        return 0;
-    o->spans[o->span_count++] = p;
-    return add_buffer(o, p, bytes, err);
+    return ops_memory_scratch(&((sl_ops_cpu *)ops)->known, bytes, err);
 }
 
 sl_matrix ops_matrix(const sl_ops_cpu *o, const sl_weight *w) {
@@ -60,23 +26,15 @@ sl_matrix ops_matrix(const sl_ops_cpu *o, const sl_weight *w) {
 }
 
 static bool cpu_add_kv_slab(sl_ops *ops, void *slab, sl_error *err) {
-    sl_ops_cpu *o = (sl_ops_cpu *)ops;
-    void *list = o->kv_slabs;
-    if (!sl_grow(&list, &o->kv_capacity, o->kv_count + 1, sizeof *o->kv_slabs))
-        return sl_fail(err, SL_ERR_MEMORY, "out of memory");
-    o->kv_slabs = list;
-    o->kv_slabs[o->kv_count++] = slab;
-    return true;
+    return ops_memory_add_kv_slab(&((sl_ops_cpu *)ops)->known, slab, err);
 }
 
 static void cpu_set_kv(sl_ops *ops, const sl_kv_layout *layout) {
-    sl_ops_cpu *o = (sl_ops_cpu *)ops;
-    o->kv = *layout;
-    o->kv_count = 0;
+    ops_memory_set_kv(&((sl_ops_cpu *)ops)->known, layout);
 }
 
 static void cpu_set_experts(sl_ops *ops, const sl_expert_source *source) {
-    ((sl_ops_cpu *)ops)->experts = *source;
+    ((sl_ops_cpu *)ops)->known.experts = *source;
 }
 
 /* ---- small operations ------------------------------------------------------------------------------------------- */
@@ -188,7 +146,7 @@ static bool cpu_run_program(sl_ops *ops, sl_program *p, sl_step *step, sl_error 
     cpu_run r = {o, p, step, err};
     if (!o->scratch.span)
         return sl_fail(err, SL_ERR_MEMORY, "no scratch: it did not fit the memory budget");
-    if (!cpu_check_step(o, p, step, err))
+    if (!ops_check_step(&o->known, p, step, err))
         return false;
     o->rope_of = NULL;
     for (size_t i = 0; i < p->count; i++) {
@@ -212,7 +170,7 @@ static bool cpu_run_program(sl_ops *ops, sl_program *p, sl_step *step, sl_error 
 
 static bool cpu_prepare(sl_ops *ops, sl_program *p, sl_error *err) {
     sl_ops_cpu *o = (sl_ops_cpu *)ops;
-    return cpu_check_program(o, p, err) && cpu_scratch_fit(o, p, err);
+    return ops_check_program(&o->known, p, err) && cpu_scratch_fit(o, p, err);
 }
 static void cpu_discard(sl_ops *ops, sl_program *p) {}
 
@@ -233,12 +191,8 @@ static const char *cpu_isa_name(const sl_ops *ops) {
 
 static void cpu_free(sl_ops *ops) {
     sl_ops_cpu *o = (sl_ops_cpu *)ops;
-    for (size_t i = 0; i < o->span_count; i++)
-        sl_mem_span_free(o->mem, o->spans[i]);
-    sl_mem_span_free(o->mem, o->scratch.span);
-    free(o->spans);
-    free(o->buffers);
-    free(o->kv_slabs);
+    sl_mem_span_free(o->known.mem, o->scratch.span);
+    ops_memory_clear(&o->known);
     free(o);
 }
 
@@ -271,13 +225,11 @@ sl_ops *sl_ops_cpu_new(const sl_ops_cpu_options *options, sl_error *err) {
         return sl_fail_null(err, SL_ERR_MEMORY, "out of memory");
     *o = (sl_ops_cpu){.base = {&table},
                       .pool = options->pool,
-                      .mem = options->mem,
                       .kernels = kernels,
                       .ops = ops,
                       .numeric = options->numeric,
                       .rank_bytes = RANK_SCRATCH_BYTES};
-    add_buffer(o, NULL, 0, err); /* number 0 is none */
-    if (o->buffer_count == 0) {
+    if (!ops_memory_init(&o->known, options->mem, err)) {
         free(o);
         return NULL;
     }

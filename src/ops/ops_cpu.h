@@ -4,17 +4,12 @@
 
 #include "cpu/cpu.h"
 #include "cpu/cpu_ops.h"
-#include "ops/program.h"
+#include "ops/ops_memory.h"
 
 /* Expert outputs of up to RANK_SCRATCH_BYTES are kept per (row, rank), so that experts may be computed as they arrive;
  * above it they run in ascending id and are added at once. Both give the same sums. Fixed, so that nothing depends on
  * memory. */
 enum { RANK_SCRATCH_BYTES = 8 << 20, ATTENTION_ROWS = 16 };
-
-typedef struct ops_buffer {
-    uint8_t *base; /* NULL: free entry */
-    uint64_t bytes;
-} ops_buffer;
 
 /* What programs need room for; of several programs over one implementation, the most of each. */
 typedef struct scratch_extent {
@@ -59,20 +54,12 @@ enum pair_state { PAIR_MISSING, PAIR_THERE, PAIR_FAILED /* could not be read, or
 
 typedef struct sl_ops_cpu {
     sl_ops base;
+    ops_memory known;
     sl_pool *pool;
-    sl_mem *mem;
     const cpu_kernels *kernels;
     const cpu_ops *ops;
     sl_numeric numeric;
-    int64_t rank_bytes;  /* RANK_SCRATCH_BYTES; tests set others before a program is ended */
-    ops_buffer *buffers; /* [0] is none */
-    size_t buffer_count, buffer_capacity;
-    void **spans; /* scratch given out */
-    size_t span_count, span_capacity;
-    sl_expert_source experts;
-    sl_kv_layout kv;
-    uint8_t **kv_slabs;
-    size_t kv_count, kv_capacity;
+    int64_t rank_bytes; /* RANK_SCRATCH_BYTES; tests set others before a program is ended */
     cpu_scratch scratch;
     const sl_rope *rope_of; /* cos_sin is this rotation's for the running step; NULL: not yet made */
     sl_ops_times times;
@@ -87,7 +74,7 @@ typedef struct cpu_run {
 } cpu_run;
 
 static inline uint8_t *ops_at(const sl_ops_cpu *o, sl_buffer b, uint64_t offset) {
-    return o->buffers[b].base + offset;
+    return o->known.buffers[b].base + offset;
 }
 
 static inline float *view_rows(const sl_ops_cpu *o, const sl_view *v) {
@@ -98,16 +85,8 @@ static inline int32_t view_count(const sl_step *s, const sl_view *v) {
     return v->rows == SL_ROWS_OUT ? s->outs : s->rows;
 }
 
-static inline bool has_weight(const sl_weight *w) {
-    return w->buffer != 0;
-}
-
 /* The weight with pointers. */
 sl_matrix ops_matrix(const sl_ops_cpu *o, const sl_weight *w);
-
-/* ops_cpu_check.c */
-bool cpu_check_program(const sl_ops_cpu *o, const sl_program *p, sl_error *err);
-bool cpu_check_step(const sl_ops_cpu *o, const sl_program *p, const sl_step *step, sl_error *err);
 
 /* ops_cpu_scratch.c */
 bool cpu_scratch_fit(sl_ops_cpu *o, const sl_program *p, sl_error *err);

@@ -43,10 +43,10 @@ static void fill_rope(cpu_run *r, const sl_rope *rope) {
 
 static uint8_t *kv_at(const sl_ops_cpu *o, const sl_step_seq *s, int32_t layer, int32_t page, int32_t head, int plane) {
     int32_t block = s->pages[page];
-    uint8_t *base =
-        o->kv_slabs[block / o->kv.blocks_per_slab] + (uint64_t)(block % o->kv.blocks_per_slab) * o->kv.block_bytes;
-    return base + (uint64_t)(layer * 2 + plane) * o->kv.plane_bytes +
-           (uint64_t)head * SL_KV_PAGE_TOKENS * o->kv.head_bytes;
+    uint8_t *base = o->known.kv_slabs[block / o->known.kv.blocks_per_slab] +
+                    (uint64_t)(block % o->known.kv.blocks_per_slab) * o->known.kv.block_bytes;
+    return base + (uint64_t)(layer * 2 + plane) * o->known.kv.plane_bytes +
+           (uint64_t)head * SL_KV_PAGE_TOKENS * o->known.kv.head_bytes;
 }
 
 static void prepare_heads(const attention_job *j, float *x, int32_t heads, const float *norm, const float *cos_sin) {
@@ -61,7 +61,7 @@ static void prepare_heads(const attention_job *j, float *x, int32_t heads, const
 
 static cpu_kv_type kv_type(const sl_ops_cpu *o) {
     static const cpu_kv_type types[] = {[SL_KV_F16] = CPU_KV_F16, [SL_KV_Q8_0] = CPU_KV_Q8_0, [SL_KV_F32] = CPU_KV_F32};
-    return types[o->kv.format];
+    return types[o->known.kv.format];
 }
 
 static void store_row(const attention_job *j, int64_t row) {
@@ -70,7 +70,7 @@ static void store_row(const attention_job *j, int64_t row) {
     const sl_step_seq *seq = &s->seqs[s->seq[row]];
     int32_t page = s->position[row] / SL_KV_PAGE_TOKENS, slot = s->position[row] % SL_KV_PAGE_TOKENS;
     for (int32_t h = 0; h < j->a->kv_heads; h++) {
-        uint64_t at = (uint64_t)slot * o->kv.head_bytes;
+        uint64_t at = (uint64_t)slot * o->known.kv.head_bytes;
         int64_t from = (int64_t)h * j->a->head_dim;
         o->ops->kv_store(kv_at(o, seq, j->a->layer, page, h, 0) + at, j->k + row * j->k_stride + from, j->a->head_dim,
                          kv_type(o));
@@ -123,7 +123,7 @@ static void attend_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
                            .position = s->position[row],
                            .scale = a->scale,
                            .type = kv_type(j->r->o),
-                           .head_bytes = j->r->o->kv.head_bytes,
+                           .head_bytes = j->r->o->known.kv.head_bytes,
                            .page = page_of,
                            .ctx = &pages,
                            .scratch = cpu_thread_scratch(j->r->o, worker)};

@@ -218,7 +218,7 @@ static int32_t consume(moe_run *x, const sl_expert_view *views, int n, int32_t p
 
 static bool run_experts(moe_run *x) {
     sl_ops_cpu *o = x->r->o;
-    const sl_expert_source *src = &o->experts;
+    const sl_expert_source *src = &o->known.experts;
     sl_expert_view views[READY_MAX];
     int32_t place = 0;
     int max = x->kept ? READY_MAX : 1;
@@ -293,7 +293,7 @@ static void add_to_residual(void *ctx, int64_t begin, int64_t end, int worker) {
 /* From asking for the layer's n experts to having computed them and the shared one. */
 static bool iterate(moe_run *x, int32_t n) {
     sl_ops_cpu *o = x->r->o;
-    const sl_expert_source *src = &o->experts;
+    const sl_expert_source *src = &o->known.experts;
     uint64_t t0 = sl_now_ns();
     bool ok =
         src->begin(src->self, x->m->layer, o->scratch.ids, n, x->kept ? SL_ORDER_READY : SL_ORDER_ASCENDING, x->r->err);

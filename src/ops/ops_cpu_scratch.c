@@ -100,10 +100,10 @@ bool cpu_scratch_fit(sl_ops_cpu *o, const sl_program *p, sl_error *err) {
     cpu_scratch s = {0};
     uint64_t need = lay_out(o, &e, NULL, &s);
     if (need > o->scratch.bytes) {
-        sl_mem_span_free(o->mem, o->scratch.span);
+        sl_mem_span_free(o->known.mem, o->scratch.span);
         o->scratch.span = NULL;
         o->scratch.bytes = 0;
-        void *span = sl_mem_span(o->mem, need, SL_USE_SCRATCH, err);
+        void *span = sl_mem_span(o->known.mem, need, SL_USE_SCRATCH, err);
         if (!span)
             return false;
         o->scratch.span = span;

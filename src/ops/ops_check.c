@@ -1,26 +1,26 @@
-/* What the CPU implementation verifies once, so that its loops need not: at the end of recording that every operand
+/* What is verified once, so that an implementation's loops need not: at the end of recording that every operand
  * lies in its buffer, before a step that what the caller says about rows, sequences and pages fits the program. */
-#include "ops/ops_cpu.h"
+#include "ops/ops_memory.h"
 
 /* ---- a program --------------------------------------------------------------------------------------------------- */
 
 typedef struct checker {
-    const sl_ops_cpu *o;
+    const ops_memory *m;
     const sl_program *p;
     sl_error *err;
 } checker;
 
 static bool in_buffer(const checker *c, const char *what, sl_buffer b, uint64_t offset, uint64_t bytes,
                       uint64_t align) {
-    const sl_ops_cpu *o = c->o;
+    const ops_memory *m = c->m;
     uint64_t end;
-    if (b == 0 || b >= o->buffer_count || !o->buffers[b].base)
+    if (b == 0 || b >= m->buffer_count || !m->buffers[b].base)
         return sl_fail(c->err, SL_ERR_ARGUMENT, "recording %s: buffer %u does not exist", what, b);
-    if (!sl_add_u64(offset, bytes, &end) || end > o->buffers[b].bytes)
+    if (!sl_add_u64(offset, bytes, &end) || end > m->buffers[b].bytes)
         return sl_fail(
             c->err, SL_ERR_ARGUMENT, "recording %s: %llu bytes at offset %llu of buffer %u, which has %llu bytes", what,
-            (unsigned long long)bytes, (unsigned long long)offset, b, (unsigned long long)o->buffers[b].bytes);
-    if (((uintptr_t)o->buffers[b].base + offset) % align)
+            (unsigned long long)bytes, (unsigned long long)offset, b, (unsigned long long)m->buffers[b].bytes);
+    if (((uintptr_t)m->buffers[b].base + offset) % align)
         return sl_fail(c->err, SL_ERR_ARGUMENT, "recording %s: offset %llu of buffer %u is not a multiple of %llu",
                        what, (unsigned long long)offset, b, (unsigned long long)align);
     return true;
@@ -124,8 +124,8 @@ static bool check_op(const checker *c, const op *o) {
     return false;
 }
 
-bool cpu_check_program(const sl_ops_cpu *o, const sl_program *p, sl_error *err) {
-    checker c = {o, p, err};
+bool ops_check_program(const ops_memory *m, const sl_program *p, sl_error *err) {
+    checker c = {m, p, err};
     for (size_t i = 0; i < p->count; i++)
         if (!check_op(&c, &p->list[i]))
             return false;
@@ -151,13 +151,13 @@ static bool check_out_rows(const sl_step *s, sl_error *err) {
 }
 
 /* The pages of one sequence up to position `last`. */
-static bool check_pages(const sl_ops_cpu *o, const sl_step *s, int32_t seq, int32_t last, sl_error *err) {
+static bool check_pages(const ops_memory *m, const sl_step *s, int32_t seq, int32_t last, sl_error *err) {
     const sl_step_seq *q = &s->seqs[seq];
     int32_t pages = last / SL_KV_PAGE_TOKENS + 1;
     if (pages > q->page_count)
         return sl_fail(err, SL_ERR_ARGUMENT, "sequence %d has %d KV pages, position %d needs %d", seq, q->page_count,
                        last, pages);
-    int64_t blocks = (int64_t)o->kv_count * o->kv.blocks_per_slab;
+    int64_t blocks = (int64_t)m->kv_count * m->kv.blocks_per_slab;
     for (int32_t i = 0; i < pages; i++)
         if (q->pages[i] < 0 || q->pages[i] >= blocks)
             return sl_fail(err, SL_ERR_ARGUMENT, "KV page %d of sequence %d is block %d of %lld", i, seq, q->pages[i],
@@ -165,7 +165,7 @@ static bool check_pages(const sl_ops_cpu *o, const sl_step *s, int32_t seq, int3
     return true;
 }
 
-static bool check_positions(const sl_ops_cpu *o, const sl_step *s, sl_error *err) {
+static bool check_positions(const ops_memory *m, const sl_step *s, sl_error *err) {
     for (int32_t i = 0; i < s->rows; i++) {
         int32_t seq = s->seq[i];
         if (seq < 0 || seq >= s->seq_count)
@@ -176,14 +176,14 @@ static bool check_positions(const sl_ops_cpu *o, const sl_step *s, sl_error *err
         if (!first && (int64_t)s->position[i] != (int64_t)s->position[i - 1] + 1)
             return sl_fail(err, SL_ERR_ARGUMENT, "row %d of sequence %d has position %d behind position %d", i, seq,
                            s->position[i], s->position[i - 1]);
-        if (last && !check_pages(o, s, seq, s->position[i], err))
+        if (last && !check_pages(m, s, seq, s->position[i], err))
             return false;
     }
     return true;
 }
 
-static bool check_kv(const sl_ops_cpu *o, const sl_attention *a, sl_error *err) {
-    const sl_kv_layout *l = &o->kv;
+static bool check_kv(const ops_memory *m, const sl_attention *a, sl_error *err) {
+    const sl_kv_layout *l = &m->kv;
     if (l->kv_heads != a->kv_heads || l->head_dim != a->head_dim || a->layer < 0 || a->layer >= l->layers ||
         l->blocks_per_slab < 1)
         return sl_fail(err, SL_ERR_ARGUMENT, "KV of %d layers, %d heads of %d; attention layer %d has %d heads of %d",
@@ -191,17 +191,17 @@ static bool check_kv(const sl_ops_cpu *o, const sl_attention *a, sl_error *err) 
     return true;
 }
 
-bool cpu_check_step(const sl_ops_cpu *o, const sl_program *p, const sl_step *s, sl_error *err) {
+bool ops_check_step(const ops_memory *m, const sl_program *p, const sl_step *s, sl_error *err) {
     bool attends = false;
     for (size_t i = 0; i < p->count; i++) {
         const op *x = &p->list[i];
         if (x->kind == OP_EMBED && !check_tokens(s, &x->u.embed.table.matrix, err))
             return false;
-        if (x->kind == OP_ATTENTION && !check_kv(o, &x->u.attention.a, err))
+        if (x->kind == OP_ATTENTION && !check_kv(m, &x->u.attention.a, err))
             return false;
-        if (x->kind == OP_MOE && !o->experts.begin)
+        if (x->kind == OP_MOE && !m->experts.begin)
             return sl_fail(err, SL_ERR_ARGUMENT, "MoE layer %d: no source of experts was set", x->u.moe.layer);
         attends |= x->kind == OP_ATTENTION;
     }
-    return check_out_rows(s, err) && (!attends || check_positions(o, s, err));
+    return check_out_rows(s, err) && (!attends || check_positions(m, s, err));
 }

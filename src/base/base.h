@@ -188,5 +188,9 @@ uint64_t sl_mem_budget(const sl_mem *m);
 uint64_t sl_mem_slab_bytes(const sl_mem *m);
 uint64_t sl_mem_used(const sl_mem *m, sl_use use); /* SL_USE_COUNT: all, empty slabs that are kept included */
 uint64_t sl_mem_peak(const sl_mem *m);
+/* The span or slab in use that p points into; false: none. For devices, which wrap memory whole. */
+bool sl_mem_find(const sl_mem *m, const void *p, void **base, uint64_t *bytes);
+/* How often memory was given back to the system so far: while it stays the same, what was found still stands. */
+uint64_t sl_mem_unmapped(const sl_mem *m);
 
 #endif

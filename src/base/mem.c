@@ -28,6 +28,7 @@ struct sl_mem {
     size_t empty_count, empty_capacity;
     uint64_t used[SL_USE_COUNT];
     uint64_t total, peak; /* of used and empty */
+    uint64_t unmapped;    /* times memory was given back */
 };
 
 static const char *const use_names[SL_USE_COUNT] = {"weights", "expert slots", "KV", "scratch", "other"};
@@ -58,6 +59,11 @@ void sl_mem_free(sl_mem *m) {
     free(m);
 }
 
+static void unmap(sl_mem *m, void *base, uint64_t bytes) {
+    munmap(base, bytes);
+    m->unmapped++;
+}
+
 static uint64_t alignment_of(uint64_t bytes) {
     return bytes >= HUGE ? HUGE : PAGE;
 }
@@ -83,7 +89,7 @@ static void *map_aligned(uint64_t bytes) {
 /* With the mutex held: takes `bytes` of the budget, dropping empty slabs where that makes room. */
 static bool take_budget(sl_mem *m, uint64_t bytes, sl_use use, sl_error *err) {
     while (m->empty_count && (bytes > m->budget || m->total > m->budget - bytes)) {
-        munmap(m->empty[--m->empty_count], m->slab_bytes);
+        unmap(m, m->empty[--m->empty_count], m->slab_bytes);
         m->total -= m->slab_bytes;
     }
     if (bytes > m->budget || m->total > m->budget - bytes)
@@ -147,7 +153,7 @@ void sl_mem_span_free(sl_mem *m, void *p) {
         return;
     pthread_mutex_lock(&m->mutex);
     if (forget(m, p, &b)) {
-        munmap(b.base, b.bytes);
+        unmap(m, b.base, b.bytes);
         give_budget(m, b.bytes, b.use);
     }
     pthread_mutex_unlock(&m->mutex);
@@ -184,7 +190,7 @@ void sl_mem_slab_free(sl_mem *m, void *slab) {
             m->empty = list;
             m->empty[m->empty_count++] = slab;
         } else {
-            munmap(b.base, b.bytes);
+            unmap(m, b.base, b.bytes);
             m->total -= b.bytes;
         }
     }
@@ -194,7 +200,7 @@ void sl_mem_slab_free(sl_mem *m, void *slab) {
 void sl_mem_trim(sl_mem *m) {
     pthread_mutex_lock(&m->mutex);
     while (m->empty_count) {
-        munmap(m->empty[--m->empty_count], m->slab_bytes);
+        unmap(m, m->empty[--m->empty_count], m->slab_bytes);
         m->total -= m->slab_bytes;
     }
     pthread_mutex_unlock(&m->mutex);
@@ -234,4 +240,23 @@ uint64_t sl_mem_used(const sl_mem *m, sl_use use) {
 
 uint64_t sl_mem_peak(const sl_mem *m) {
     return locked_read(m, &m->peak);
+}
+
+uint64_t sl_mem_unmapped(const sl_mem *m) {
+    return locked_read(m, &m->unmapped);
+}
+
+bool sl_mem_find(const sl_mem *m, const void *p, void **base, uint64_t *bytes) {
+    pthread_mutex_t *mutex = (pthread_mutex_t *)&m->mutex;
+    const block *found = NULL;
+    pthread_mutex_lock(mutex);
+    for (size_t i = 0; i < m->count && !found; i++)
+        if ((uintptr_t)p - (uintptr_t)m->blocks[i].base < m->blocks[i].bytes)
+            found = &m->blocks[i];
+    if (found) {
+        *base = found->base;
+        *bytes = found->bytes;
+    }
+    pthread_mutex_unlock(mutex);
+    return found != NULL;
 }

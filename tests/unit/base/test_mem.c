@@ -305,11 +305,34 @@ static void threads_share_it(void **state) {
     sl_mem_free(m);
 }
 
+static void a_pointer_is_found_in_its_block_until_that_is_given_back(void **state) {
+    sl_mem *m = sl_mem_new(64 << 20, 2 << 20, NULL);
+    uint8_t *span = sl_mem_span(m, 10000, SL_USE_SCRATCH, NULL), *slab = sl_mem_slab(m, SL_USE_SLOTS, NULL);
+    void *base;
+    uint64_t bytes, before = sl_mem_unmapped(m);
+    assert_true(sl_mem_find(m, span + 9999, &base, &bytes));
+    assert_ptr_equal(base, span);
+    assert_int_equal(bytes, 12288);
+    assert_true(sl_mem_find(m, slab + (2 << 20) - 1, &base, &bytes));
+    assert_ptr_equal(base, slab);
+    assert_false(sl_mem_find(m, slab - 1, &base, &bytes) && base == slab);
+    assert_false(sl_mem_find(m, &base, &base, &bytes));
+    sl_mem_slab_free(m, slab); /* kept for reuse: still mapped */
+    assert_int_equal(sl_mem_unmapped(m), before);
+    assert_false(sl_mem_find(m, slab, &base, &bytes));
+    sl_mem_trim(m);
+    assert_int_equal(sl_mem_unmapped(m), before + 1);
+    sl_mem_span_free(m, span);
+    assert_int_equal(sl_mem_unmapped(m), before + 2);
+    sl_mem_free(m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_budget_is_exact),
         cmocka_unit_test(the_whole_budget_can_be_had),
         cmocka_unit_test(absurd_sizes_are_errors),
+        cmocka_unit_test(a_pointer_is_found_in_its_block_until_that_is_given_back),
         cmocka_unit_test(threads_share_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

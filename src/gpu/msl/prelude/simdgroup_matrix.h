@@ -1,0 +1,145 @@
+/* simdgroup_matrix.h: 8 x 8 matrices spread over a SIMD-group, two elements a lane.
+ *
+ * Lane l holds row 4 * (l / 16) + (l / 2) % 4, columns 4 * (l / 8 % 2) + 2 * (l % 2) and the next, which is how Apple's
+ * GPUs hold them and kernels that look at thread_elements() expect. On cuda a product of half or bfloat goes through
+ * mma.m16n8k8 (the lower 8 rows unused) with the lanes permuted, a product of floats through shuffles in full
+ * precision. Products are added to the accumulator in the order of k on soft; the matrix units' own order is theirs. */
+namespace msl_unit {
+namespace metal {
+
+MSL_C uint msl_row(uint lane) {
+    return (lane >> 4 & 1u) * 4u + (lane >> 1 & 3u);
+}
+MSL_C uint msl_column(uint lane) {
+    return (lane >> 3 & 1u) * 4u + (lane & 1u) * 2u;
+}
+/* The lane that holds (row, column) and the next column; column is even. */
+MSL_C uint msl_holder(uint row, uint column) {
+    return (row >> 2) << 4 | (column >> 2) << 3 | (row & 3u) << 1 | (column >> 1 & 1u);
+}
+
+template <class T, int C, int R> struct simdgroup_matrix {
+    static_assert(C == 8 && R == 8, "simdgroup_matrix is 8 x 8");
+    typedef vec<T, 2> storage_type;
+    vec<T, 2> msl_e;
+    simdgroup_matrix() = default;
+    /* The diagonal. */
+    template <class S, enable_if_t<msl_info<S>::scalar, int> = 0> MSL_M explicit simdgroup_matrix(S s) {
+        uint l = msl_lane(), r = msl_row(l), c = msl_column(l);
+        msl_e = vec<T, 2>(r == c ? T(s) : T(0), r == c + 1u ? T(s) : T(0));
+    }
+    MSL_M vec<T, 2> &thread_elements() { return msl_e; }
+    MSL_M const vec<T, 2> &thread_elements() const { return msl_e; }
+};
+typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
+typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
+typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
+
+template <class T, int C, int R> MSL_I simdgroup_matrix<T, C, R> make_filled_simdgroup_matrix(T v) {
+    simdgroup_matrix<T, C, R> m;
+    m.msl_e = vec<T, 2>(v);
+    return m;
+}
+
+template <class T, class P>
+MSL_I void simdgroup_load(simdgroup_matrix<T, 8, 8> &d, const P *p, ulong elements_per_row = 8,
+                          ulong2 origin = ulong2(0), bool transposed = false) {
+    static_assert(is_same_v<remove_cv_t<P>, T>, "simdgroup_load: the pointer's type is not the matrix's");
+    uint l = msl_lane();
+    ulong r = msl_row(l), c = msl_column(l);
+    p += origin.y * elements_per_row + origin.x;
+    if (transposed)
+        d.msl_e = vec<T, 2>(p[c * elements_per_row + r], p[(c + 1) * elements_per_row + r]);
+    else
+        d.msl_e = vec<T, 2>(p[r * elements_per_row + c], p[r * elements_per_row + c + 1]);
+}
+template <class T, class P>
+MSL_I void simdgroup_store(const simdgroup_matrix<T, 8, 8> &s, P *p, ulong elements_per_row = 8,
+                           ulong2 origin = ulong2(0), bool transposed = false) {
+    static_assert(is_same_v<P, T>, "simdgroup_store: the pointer's type is not the matrix's");
+    uint l = msl_lane();
+    ulong r = msl_row(l), c = msl_column(l);
+    p += origin.y * elements_per_row + origin.x;
+    p[transposed ? c * elements_per_row + r : r * elements_per_row + c] = s.msl_e.x;
+    p[transposed ? (c + 1) * elements_per_row + r : r * elements_per_row + c + 1] = s.msl_e.y;
+}
+
+/* c + a . b as floats, this lane's two elements. */
+template <class A, class B>
+MSL_I float2 msl_product(const simdgroup_matrix<A, 8, 8> &a, const simdgroup_matrix<B, 8, 8> &b, float2 c, int line) {
+    struct both {
+        vec<A, 2> a;
+        vec<B, 2> b;
+    };
+    msl_shared<both> s = msl_publish(both{a.msl_e, b.msl_e}, line);
+    uint row = msl_row(s.lane), column = msl_column(s.lane);
+    MSL_UNROLL for (uint k = 0; k < 8; k += 2) {
+        vec<A, 2> x = s[msl_holder(row, k)].a;
+        vec<B, 2> y = s[msl_holder(k, column)].b, z = s[msl_holder(k + 1, column)].b;
+        c.x += float(x.x) * float(y.x);
+        c.y += float(x.x) * float(y.y);
+        c.x += float(x.y) * float(z.x);
+        c.y += float(x.y) * float(z.y);
+    }
+    return c;
+}
+#ifdef SL_MSL_CUDA
+template <class T> MSL_I uint msl_pair(vec<T, 2> v) {
+    return (uint)v.x.msl_v | (uint)v.y.msl_v << 16;
+}
+/* mma's lanes go row * 4 + column / 2; of b they hold rows 2 * (l % 4) and the next, column l / 4. */
+template <class T>
+MSL_I float2 msl_mma(const simdgroup_matrix<T, 8, 8> &a, const simdgroup_matrix<T, 8, 8> &b, float2 c) {
+    constexpr uint all = 0xffffffffu;
+    const uint l = msl_lane(), row = l >> 2, column = (l & 3u) * 2u;
+    const uint from = msl_holder(row, column), back = msl_row(l) * 4u + msl_column(l) / 2u;
+    uint x = ::__shfl_sync(all, msl_pair(a.msl_e), (int)from), y = msl_pair(b.msl_e);
+    uint y0 = ::__shfl_sync(all, y, (int)msl_holder(column, row & 6u));
+    uint y1 = ::__shfl_sync(all, y, (int)msl_holder(column + 1u, row & 6u));
+    y = row & 1u ? y0 >> 16 | (y1 & 0xffff0000u) : (y0 & 0xffffu) | y1 << 16;
+    float c0 = ::__shfl_sync(all, c.x, (int)from), c1 = ::__shfl_sync(all, c.y, (int)from), d0, d1, u0, u1;
+    if constexpr (is_same_v<T, half>)
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%9};"
+                     : "=f"(d0), "=f"(d1), "=f"(u0), "=f"(u1)
+                     : "r"(x), "r"(0), "r"(y), "f"(c0), "f"(c1), "f"(0.0f));
+    else
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%9};"
+                     : "=f"(d0), "=f"(d1), "=f"(u0), "=f"(u1)
+                     : "r"(x), "r"(0), "r"(y), "f"(c0), "f"(c1), "f"(0.0f));
+    return float2(::__shfl_sync(all, d0, (int)back), ::__shfl_sync(all, d1, (int)back));
+}
+#endif
+
+template <class D, class A, class B, class C>
+MSL_I void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8> &d, const simdgroup_matrix<A, 8, 8> &a,
+                                         const simdgroup_matrix<B, 8, 8> &b, const simdgroup_matrix<C, 8, 8> &c,
+                                         MSL_LINE) {
+    float2 f(c.msl_e.x, c.msl_e.y);
+#ifdef SL_MSL_CUDA
+    if constexpr (is_same_v<A, B> && !is_same_v<A, float>)
+        f = msl_mma(a, b, f);
+    else
+#endif
+        f = msl_product(a, b, f, MSL_AT);
+    d.msl_e = vec<D, 2>(f.x, f.y);
+}
+template <class D, class A, class B>
+MSL_I void simdgroup_multiply(simdgroup_matrix<D, 8, 8> &d, const simdgroup_matrix<A, 8, 8> &a,
+                              const simdgroup_matrix<B, 8, 8> &b, MSL_LINE) {
+    simdgroup_matrix<float, 8, 8> zero;
+    zero.msl_e = float2(0.0f);
+#ifdef SL_MSL_CUDA
+    simdgroup_multiply_accumulate(d, a, b, zero);
+#else
+    simdgroup_multiply_accumulate(d, a, b, zero, MSL_AT);
+#endif
+}
+template <class T>
+MSL_I simdgroup_matrix<T, 8, 8> operator*(const simdgroup_matrix<T, 8, 8> &a, const simdgroup_matrix<T, 8, 8> &b) {
+    simdgroup_matrix<T, 8, 8> d;
+    simdgroup_multiply(d, a, b);
+    return d;
+}
+
+} // namespace metal
+} // namespace msl_unit

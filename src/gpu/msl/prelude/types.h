@@ -1,0 +1,578 @@
+/* types.h: first part of the prelude, Metal's standard library for translated kernels. Integers, half, bfloat, as_type,
+ * type traits, numeric limits.
+ *
+ * The prelude is C++17 for two back ends: soft (clang, host) and cuda (NVRTC or nvcc, sm_90; no host headers). A unit
+ * defines SL_MSL_SOFT or SL_MSL_CUDA and holds the parts in the order types, vector, matrix, math, simd,
+ * simdgroup_matrix, kernel. What kernels may use lies in namespace metal; names that begin with msl_ or MSL_ are the
+ * prelude's own. Everything is constexpr that Metal allows in a constant's initialiser. */
+#if !defined(SL_MSL_SOFT) && !defined(SL_MSL_CUDA)
+#error "the prelude needs SL_MSL_SOFT or SL_MSL_CUDA"
+#endif
+
+#ifdef SL_MSL_CUDA
+#pragma nv_diag_suppress 186 /* an unsigned value compared with zero, in templates */
+#pragma nv_diag_suppress 177 /* declared but not used */
+#define MSL_FN            __device__
+#define MSL_I             static __device__ __forceinline__
+#define MSL_M             __device__ __forceinline__ /* member functions */
+#define MSL_COPY          ::memcpy
+#define MSL_CONSTANT_DATA static __device__ constexpr const
+#else
+#define MSL_FN
+#define MSL_I             static inline __attribute__((always_inline, unused))
+#define MSL_M             inline __attribute__((always_inline))
+#define MSL_COPY          __builtin_memcpy
+#define MSL_CONSTANT_DATA static const
+static const soft_api *msl_api; /* set by the unit's soft_init */
+#endif
+#define MSL_C      MSL_I constexpr
+#define MSL_MC     MSL_M constexpr
+#define MSL_UNROLL _Pragma("unroll")
+
+/* Address spaces, erased. */
+#define MSL_DEVICE
+#define MSL_CONSTANT
+#define MSL_THREAD
+#define MSL_THREADGROUP
+
+#undef INFINITY
+#undef NAN
+#undef HUGE_VALF
+#undef HUGE_VALH
+#undef MAXFLOAT
+#undef assert
+#define INFINITY  (metal::msl_bits<float>(0x7f800000u))
+#define NAN       (metal::msl_bits<float>(0x7fc00000u))
+#define HUGE_VALF INFINITY
+#define HUGE_VALH (metal::half(INFINITY))
+#define MAXFLOAT  3.402823466e+38f
+#define MAXHALF   (metal::half(65504.0f))
+
+#ifdef SL_MSL_CUDA
+#ifdef __CUDACC_RTC__
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long int64_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long uint64_t;
+typedef unsigned long uintptr_t;
+typedef long intptr_t;
+#else
+#include <stdint.h>
+#endif
+#endif
+
+/* User code lies in msl_unit with `using namespace metal`: so its names hide the host compiler's float4, max, exp. */
+namespace msl_unit {
+namespace metal {
+
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned int uint;
+typedef unsigned long ulong;
+typedef decltype(sizeof 0) size_t;
+typedef decltype((char *)0 - (char *)0) ptrdiff_t;
+using ::int16_t;
+using ::int32_t;
+using ::int64_t;
+using ::int8_t;
+using ::uint16_t;
+using ::uint32_t;
+using ::uint64_t;
+using ::uint8_t;
+
+/* ---- <metal_type_traits> ----------------------------------------------------------------------------------------- */
+
+template <class T, T V> struct integral_constant {
+    static constexpr T value = V;
+    typedef T value_type;
+    typedef integral_constant type;
+    MSL_MC operator T() const { return V; }
+    MSL_MC T operator()() const { return V; }
+};
+template <bool B> using bool_constant = integral_constant<bool, B>;
+typedef bool_constant<true> true_type;
+typedef bool_constant<false> false_type;
+
+template <bool C, class T = void> struct enable_if {};
+template <class T> struct enable_if<true, T> { typedef T type; };
+template <bool C, class T = void> using enable_if_t = typename enable_if<C, T>::type;
+template <bool C, class A, class B> struct conditional { typedef A type; };
+template <class A, class B> struct conditional<false, A, B> { typedef B type; };
+template <bool C, class A, class B> using conditional_t = typename conditional<C, A, B>::type;
+template <class...> using void_t = void;
+template <class T> struct type_identity { typedef T type; };
+template <class T> using type_identity_t = typename type_identity<T>::type;
+
+#define MSL_TRAIT(name)     template <class T> constexpr bool name##_v = name<T>::value;
+#define MSL_TRANSFORM(name) template <class T> using name##_t = typename name<T>::type;
+
+template <class A, class B> struct is_same : false_type {};
+template <class A> struct is_same<A, A> : true_type {};
+template <class A, class B> constexpr bool is_same_v = is_same<A, B>::value;
+
+template <class T> struct remove_const : type_identity<T> {};
+template <class T> struct remove_const<const T> : type_identity<T> {};
+template <class T> struct remove_volatile : type_identity<T> {};
+template <class T> struct remove_volatile<volatile T> : type_identity<T> {};
+template <class T> struct remove_cv : remove_const<typename remove_volatile<T>::type> {};
+template <class T> struct remove_reference : type_identity<T> {};
+template <class T> struct remove_reference<T &> : type_identity<T> {};
+template <class T> struct remove_reference<T &&> : type_identity<T> {};
+template <class T> struct remove_pointer : type_identity<T> {};
+template <class T> struct remove_pointer<T *> : type_identity<T> {};
+template <class T> struct remove_pointer<T *const> : type_identity<T> {};
+template <class T> struct remove_extent : type_identity<T> {};
+template <class T> struct remove_extent<T[]> : type_identity<T> {};
+template <class T, size_t N> struct remove_extent<T[N]> : type_identity<T> {};
+template <class T> struct add_const : type_identity<const T> {};
+template <class T> struct add_pointer : type_identity<typename remove_reference<T>::type *> {};
+template <class T> struct add_lvalue_reference : type_identity<T &> {};
+template <> struct add_lvalue_reference<void> : type_identity<void> {};
+template <class T> struct add_rvalue_reference : type_identity<T &&> {};
+template <> struct add_rvalue_reference<void> : type_identity<void> {};
+template <class T> using remove_cvref_t = typename remove_cv<typename remove_reference<T>::type>::type;
+template <class T> struct remove_cvref : type_identity<remove_cvref_t<T>> {};
+/* Address spaces are erased before these could see them. */
+template <class T> struct remove_addrspace : type_identity<T> {};
+MSL_TRANSFORM(remove_const)
+MSL_TRANSFORM(remove_volatile)
+MSL_TRANSFORM(remove_cv)
+MSL_TRANSFORM(remove_reference)
+MSL_TRANSFORM(remove_pointer)
+MSL_TRANSFORM(remove_extent)
+MSL_TRANSFORM(add_const)
+MSL_TRANSFORM(add_pointer)
+MSL_TRANSFORM(add_lvalue_reference)
+MSL_TRANSFORM(add_rvalue_reference)
+MSL_TRANSFORM(remove_addrspace)
+template <class T> typename add_rvalue_reference<T>::type declval() noexcept;
+
+template <class T> struct decay {
+    typedef typename remove_reference<T>::type msl_u;
+    template <class U> static U msl_f(U);
+    typedef decltype(msl_f(declval<msl_u>())) type;
+};
+MSL_TRANSFORM(decay)
+
+struct half;
+struct bfloat;
+
+template <class T> struct msl_int : false_type {};
+#define MSL_INT(T)                                                                                                     \
+    template <> struct msl_int<T> : true_type {};
+MSL_INT(bool)
+MSL_INT(char)
+MSL_INT(signed char)
+MSL_INT(unsigned char)
+MSL_INT(short)
+MSL_INT(unsigned short)
+MSL_INT(int)
+MSL_INT(unsigned int)
+MSL_INT(long)
+MSL_INT(unsigned long)
+MSL_INT(long long)
+MSL_INT(unsigned long long)
+template <class T> struct msl_16 : bool_constant<is_same_v<T, half> || is_same_v<T, bfloat>> {};
+template <class T> struct is_integral : msl_int<typename remove_cv<T>::type> {};
+template <class T>
+struct is_floating_point : bool_constant<is_same_v<remove_cv_t<T>, float> || is_same_v<remove_cv_t<T>, double> ||
+                                         msl_16<remove_cv_t<T>>::value> {};
+template <class T> struct is_arithmetic : bool_constant<is_integral<T>::value || is_floating_point<T>::value> {};
+template <class T> struct is_void : is_same<remove_cv_t<T>, void> {};
+template <class T> struct is_const : false_type {};
+template <class T> struct is_const<const T> : true_type {};
+template <class T> struct is_volatile : false_type {};
+template <class T> struct is_volatile<volatile T> : true_type {};
+template <class T> struct is_pointer : false_type {};
+template <class T> struct is_pointer<T *> : true_type {};
+template <class T> struct is_pointer<T *const> : true_type {};
+template <class T> struct is_lvalue_reference : false_type {};
+template <class T> struct is_lvalue_reference<T &> : true_type {};
+template <class T> struct is_rvalue_reference : false_type {};
+template <class T> struct is_rvalue_reference<T &&> : true_type {};
+template <class T>
+struct is_reference : bool_constant<is_lvalue_reference<T>::value || is_rvalue_reference<T>::value> {};
+template <class T> struct is_array : false_type {};
+template <class T> struct is_array<T[]> : true_type {};
+template <class T, size_t N> struct is_array<T[N]> : true_type {};
+template <class T> struct is_enum : bool_constant<__is_enum(T)> {};
+template <class T> struct is_class : bool_constant<__is_class(T) && !msl_16<remove_cv_t<T>>::value> {};
+template <class T> struct is_union : bool_constant<__is_union(T)> {};
+template <class T> struct is_empty : bool_constant<__is_empty(T)> {};
+template <class T>
+struct is_scalar : bool_constant<is_arithmetic<T>::value || is_pointer<T>::value || is_enum<T>::value> {};
+template <class T> struct is_trivially_copyable : bool_constant<__is_trivially_copyable(T)> {};
+template <class A, class B> struct is_base_of : bool_constant<__is_base_of(A, B)> {};
+template <class A, class B> constexpr bool is_base_of_v = is_base_of<A, B>::value;
+struct msl_convert {
+    template <class B> static true_type f(B);
+    template <class B> static false_type f(...);
+};
+template <class A, class B> struct is_convertible : decltype(msl_convert::template f<B>(declval<A>())) {};
+template <class A, class B> constexpr bool is_convertible_v = is_convertible<A, B>::value;
+template <class T> struct is_signed : bool_constant<is_floating_point<T>::value> {};
+template <> struct is_signed<char> : bool_constant<(char(-1) < char(0))> {};
+template <> struct is_signed<signed char> : true_type {};
+template <> struct is_signed<short> : true_type {};
+template <> struct is_signed<int> : true_type {};
+template <> struct is_signed<long> : true_type {};
+template <> struct is_signed<long long> : true_type {};
+template <class T> struct is_unsigned : bool_constant<is_integral<T>::value && !is_signed<T>::value> {};
+MSL_TRAIT(is_integral)
+MSL_TRAIT(is_floating_point)
+MSL_TRAIT(is_arithmetic)
+MSL_TRAIT(is_void)
+MSL_TRAIT(is_const)
+MSL_TRAIT(is_volatile)
+MSL_TRAIT(is_pointer)
+MSL_TRAIT(is_lvalue_reference)
+MSL_TRAIT(is_rvalue_reference)
+MSL_TRAIT(is_reference)
+MSL_TRAIT(is_array)
+MSL_TRAIT(is_enum)
+MSL_TRAIT(is_class)
+MSL_TRAIT(is_union)
+MSL_TRAIT(is_empty)
+MSL_TRAIT(is_scalar)
+MSL_TRAIT(is_signed)
+MSL_TRAIT(is_unsigned)
+MSL_TRAIT(is_trivially_copyable)
+
+template <class T> struct make_signed : type_identity<T> {};
+template <class T> struct make_unsigned : type_identity<T> {};
+#define MSL_SIGNED(S, U)                                                                                               \
+    template <> struct make_signed<U> : type_identity<S> {};                                                           \
+    template <> struct make_unsigned<S> : type_identity<U> {};
+MSL_SIGNED(char, uchar)
+MSL_SIGNED(short, ushort)
+MSL_SIGNED(int, uint)
+MSL_SIGNED(long, ulong)
+template <> struct make_unsigned<signed char> : type_identity<uchar> {};
+MSL_TRANSFORM(make_signed)
+MSL_TRANSFORM(make_unsigned)
+
+template <class...> struct conjunction : true_type {};
+template <class A, class... B>
+struct conjunction<A, B...> : conditional_t<bool(A::value), conjunction<B...>, false_type> {};
+template <class...> struct disjunction : false_type {};
+template <class A, class... B>
+struct disjunction<A, B...> : conditional_t<bool(A::value), true_type, disjunction<B...>> {};
+template <class A> struct negation : bool_constant<!A::value> {};
+template <class... A> constexpr bool conjunction_v = conjunction<A...>::value;
+template <class... A> constexpr bool disjunction_v = disjunction<A...>::value;
+template <class A> constexpr bool negation_v = negation<A>::value;
+
+template <class T> MSL_C T &&forward(remove_reference_t<T> &x) noexcept {
+    return static_cast<T &&>(x);
+}
+template <class T> MSL_C T &&forward(remove_reference_t<T> &&x) noexcept {
+    return static_cast<T &&>(x);
+}
+template <class T> MSL_C remove_reference_t<T> &&move(T &&x) noexcept {
+    return static_cast<remove_reference_t<T> &&>(x);
+}
+template <class T> MSL_C void swap(T &a, T &b) {
+    T t = a;
+    a = b;
+    b = t;
+}
+
+template <class T, T... I> struct integer_sequence {
+    static constexpr size_t size() { return sizeof...(I); }
+};
+template <size_t... I> using index_sequence = integer_sequence<size_t, I...>;
+template <size_t N, size_t... I> struct msl_sequence : msl_sequence<N - 1, N - 1, I...> {};
+template <size_t... I> struct msl_sequence<0, I...> : type_identity<index_sequence<I...>> {};
+template <size_t N> using make_index_sequence = typename msl_sequence<N>::type;
+
+template <class To, class From> MSL_C To msl_bits(From f) {
+    static_assert(sizeof(To) == sizeof(From), "as_type needs types of equal size");
+    return __builtin_bit_cast(To, f);
+}
+
+/* ---- half and bfloat --------------------------------------------------------------------------------------------- */
+
+/* Conversions by integers: in constant expressions, and where the processor has none. */
+MSL_C ushort msl_half_from(float f) {
+    uint u = msl_bits<uint>(f), sign = u >> 16 & 0x8000u, m = u & 0x7fffffffu;
+    if (m > 0x7f800000u)
+        return (ushort)(sign | 0x7e00u | (m >> 13 & 0x3ffu));
+    if (m >= 0x47800000u) /* 65536 and more; what lies between rounds up by carry below */
+        return (ushort)(sign | 0x7c00u);
+    if (m < 0x38800000u) { /* subnormal or zero: units of 2^-24 */
+        uint e = m >> 23;
+        if (e < 102)
+            return (ushort)sign;
+        uint k = (m & 0x7fffffu) | 0x800000u, s = 126 - e;
+        uint q = k >> s, rest = k & ((1u << s) - 1), tie = 1u << (s - 1);
+        return (ushort)(sign | (q + (rest > tie || (rest == tie && (q & 1)))));
+    }
+    uint r = m + 0xfffu + (m >> 13 & 1);
+    return (ushort)(sign | ((r - 0x38000000u) >> 13));
+}
+MSL_C float msl_half_to(ushort h) {
+    uint sign = (uint)(h & 0x8000u) << 16, e = h >> 10 & 31u, m = h & 0x3ffu;
+    if (e == 31)
+        return msl_bits<float>(sign | 0x7f800000u | m << 13 | (m ? 0x400000u : 0u));
+    if (e)
+        return msl_bits<float>(sign | ((e + 112) << 23 | m << 13));
+    float f = (float)m * 5.9604644775390625e-8f;
+    return sign ? -f : f;
+}
+MSL_C ushort msl_bfloat_from(float f) {
+    uint u = msl_bits<uint>(f);
+    if ((u & 0x7fffffffu) > 0x7f800000u)
+        return (ushort)(u >> 16 | 64u);
+    return (ushort)((u + 0x7fffu + (u >> 16 & 1)) >> 16);
+}
+
+#ifdef SL_MSL_CUDA
+MSL_I ushort msl_half_native(float f) {
+    ushort h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+MSL_I float msl_float_native(ushort h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+MSL_I ushort msl_bfloat_native(float f) {
+    ushort h;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+#elif defined(__F16C__) || defined(__aarch64__)
+MSL_I ushort msl_half_native(float f) {
+    return __builtin_bit_cast(ushort, (__fp16)f);
+}
+MSL_I float msl_float_native(ushort h) {
+    return (float)__builtin_bit_cast(__fp16, h);
+}
+MSL_I ushort msl_bfloat_native(float f) {
+    return msl_bfloat_from(f);
+}
+#else
+MSL_I ushort msl_half_native(float f) {
+    return msl_half_from(f);
+}
+MSL_I float msl_float_native(ushort h) {
+    return msl_half_to(h);
+}
+MSL_I ushort msl_bfloat_native(float f) {
+    return msl_bfloat_from(f);
+}
+#endif
+
+/* An integer as a float from which rounding to bfloat is rounding of the integer: what is shifted out is kept as one
+ * sticky bit. (half needs no such care: what float cannot hold is beyond half's range.) */
+template <class I> MSL_C float msl_sticky(I i) {
+    bool negative = i < I(0);
+    unsigned long long m = negative ? 0ull - (unsigned long long)i : (unsigned long long)i;
+    float scale = negative ? -1.0f : 1.0f;
+    while (m >> 24) {
+        m = m >> 1 | (m & 1);
+        scale *= 2.0f;
+    }
+    return (float)m * scale;
+}
+
+template <class T> using msl_if_int = enable_if_t<msl_int<T>::value, int>;
+
+#define MSL_ASSIGN16(T, op)                                                                                            \
+    template <class O> MSL_MC T &operator op##=(O o) {                                                                 \
+        return *this = T(*this op o);                                                                                  \
+    }
+#define MSL_BODY16(T)                                                                                                  \
+    MSL_ASSIGN16(T, +)                                                                                                 \
+    MSL_ASSIGN16(T, -)                                                                                                 \
+    MSL_ASSIGN16(T, *)                                                                                                 \
+    MSL_ASSIGN16(T, /)                                                                                                 \
+    MSL_MC T &operator++() {                                                                                           \
+        return *this = T(float(*this) + 1.0f);                                                                         \
+    }                                                                                                                  \
+    MSL_MC T &operator--() {                                                                                           \
+        return *this = T(float(*this) - 1.0f);                                                                         \
+    }                                                                                                                  \
+    MSL_MC T operator++(int) {                                                                                         \
+        T t = *this;                                                                                                   \
+        ++*this;                                                                                                       \
+        return t;                                                                                                      \
+    }                                                                                                                  \
+    MSL_MC T operator--(int) {                                                                                         \
+        T t = *this;                                                                                                   \
+        --*this;                                                                                                       \
+        return t;                                                                                                      \
+    }
+
+struct half {
+    ushort msl_v;
+    half() = default;
+    MSL_MC half(float f) : msl_v(__builtin_is_constant_evaluated() ? msl_half_from(f) : msl_half_native(f)) {}
+    template <class I, msl_if_int<I> = 0> MSL_MC half(I i) : half((float)i) {}
+    MSL_MC explicit half(bfloat b);
+    MSL_MC operator float() const {
+        return __builtin_is_constant_evaluated() ? msl_half_to(msl_v) : msl_float_native(msl_v);
+    }
+    MSL_BODY16(half)
+};
+
+struct bfloat {
+    ushort msl_v;
+    bfloat() = default;
+    MSL_MC bfloat(float f) : msl_v(__builtin_is_constant_evaluated() ? msl_bfloat_from(f) : msl_bfloat_native(f)) {}
+    template <class I, msl_if_int<I> = 0> MSL_MC bfloat(I i) : bfloat(sizeof(I) < 4 ? (float)i : msl_sticky(i)) {}
+    MSL_MC explicit bfloat(half h) : bfloat(float(h)) {}
+    MSL_MC operator float() const { return msl_bits<float>((uint)msl_v << 16); }
+    MSL_BODY16(bfloat)
+};
+MSL_MC half::half(bfloat b) : half(float(b)) {}
+
+/* The type of A op B where one of them is half or bfloat: with itself or an integer it stays, else float. */
+template <class A, class B, class = void> struct msl_mix {};
+template <class T> struct msl_mix<T, T, enable_if_t<msl_16<T>::value>> : type_identity<T> {};
+template <class T, class I>
+struct msl_mix<T, I, enable_if_t<msl_16<T>::value && msl_int<I>::value>> : type_identity<T> {};
+template <class T, class I>
+struct msl_mix<I, T, enable_if_t<msl_16<T>::value && msl_int<I>::value>> : type_identity<T> {};
+template <class T> struct msl_mix<T, float, enable_if_t<msl_16<T>::value>> : type_identity<float> {};
+template <class T> struct msl_mix<float, T, enable_if_t<msl_16<T>::value>> : type_identity<float> {};
+template <class T> struct msl_mix<T, double, enable_if_t<msl_16<T>::value>> : type_identity<float> {};
+template <class T> struct msl_mix<double, T, enable_if_t<msl_16<T>::value>> : type_identity<float> {};
+template <> struct msl_mix<half, bfloat> : type_identity<float> {};
+template <> struct msl_mix<bfloat, half> : type_identity<float> {};
+template <class A, class B> using msl_mix_t = typename msl_mix<A, B>::type;
+
+/* One rounding from a float result is exact for these four: float has more than twice the digits plus two. */
+#define MSL_OP16(op)                                                                                                   \
+    template <class A, class B, class R = msl_mix_t<A, B>> MSL_C R operator op(A a, B b) {                             \
+        return R(float(R(a)) op float(R(b)));                                                                          \
+    }
+#define MSL_CMP16(op)                                                                                                  \
+    template <class A, class B, class R = msl_mix_t<A, B>> MSL_C bool operator op(A a, B b) {                          \
+        return float(R(a)) op float(R(b));                                                                             \
+    }
+MSL_OP16(+)
+MSL_OP16(-)
+MSL_OP16(*)
+MSL_OP16(/)
+MSL_CMP16(<)
+MSL_CMP16(>)
+MSL_CMP16(<=)
+MSL_CMP16(>=)
+MSL_CMP16(==)
+MSL_CMP16(!=)
+MSL_C half operator+(half a) {
+    return a;
+}
+MSL_C bfloat operator+(bfloat a) {
+    return a;
+}
+MSL_C half operator-(half a) {
+    a.msl_v ^= 0x8000;
+    return a;
+}
+MSL_C bfloat operator-(bfloat a) {
+    a.msl_v ^= 0x8000;
+    return a;
+}
+
+/* ---- ?: ---------------------------------------------------------------------------------------------------------- */
+
+/* half converts to float and float to half, so C++ finds `c ? h : 0.0f` ambiguous. The translator writes
+ * msl_cond(c ? msl_arm(h) : msl_arm(f)): an arm of half or bfloat is wrapped, and the wrapper converts one way only.
+ * All else passes through. */
+template <class T> struct msl_arm16 {
+    T v;
+    MSL_MC msl_arm16(T t) : v(t) {}
+    template <class I, msl_if_int<I> = 0> MSL_MC msl_arm16(I i) : v(i) {}
+    template <class F, enable_if_t<is_same_v<F, float> || is_same_v<F, double>, int> = 0> MSL_MC operator F() const {
+        return float(v);
+    }
+};
+template <class T, enable_if_t<!msl_16<remove_cvref_t<T>>::value, int> = 0> MSL_C T &&msl_arm(T &&x) {
+    return static_cast<T &&>(x);
+}
+template <class T, enable_if_t<msl_16<remove_cvref_t<T>>::value, int> = 0>
+MSL_C msl_arm16<remove_cvref_t<T>> msl_arm(T &&x) {
+    return x;
+}
+template <class T> MSL_C T msl_cond(T &&x) {
+    return static_cast<T &&>(x);
+}
+template <class T> MSL_C T msl_cond(msl_arm16<T> x) {
+    return x.v;
+}
+
+/* ---- numeric_limits ---------------------------------------------------------------------------------------------- */
+
+template <class T> struct numeric_limits { static constexpr bool is_specialized = false; };
+template <class T, int DIGITS, bool SIGNED> struct msl_int_limits {
+    static constexpr bool is_specialized = true, is_signed = SIGNED, is_integer = true, is_exact = true;
+    static constexpr bool has_infinity = false, has_quiet_NaN = false, has_signaling_NaN = false, is_bounded = true;
+    static constexpr bool is_modulo = !SIGNED, is_iec559 = false;
+    static constexpr int digits = DIGITS, digits10 = DIGITS * 301 / 1000, radix = 2, max_digits10 = 0;
+    static constexpr int min_exponent = 0, min_exponent10 = 0, max_exponent = 0, max_exponent10 = 0;
+    MSL_FN static constexpr T max() { return T(((T(1) << (DIGITS - 1)) - 1) * 2 + 1); }
+    MSL_FN static constexpr T min() { return SIGNED ? T(-max() - 1) : T(0); }
+    MSL_FN static constexpr T lowest() { return min(); }
+    MSL_FN static constexpr T epsilon() { return T(0); }
+    MSL_FN static constexpr T round_error() { return T(0); }
+    MSL_FN static constexpr T infinity() { return T(0); }
+    MSL_FN static constexpr T quiet_NaN() { return T(0); }
+    MSL_FN static constexpr T signaling_NaN() { return T(0); }
+    MSL_FN static constexpr T denorm_min() { return T(0); }
+};
+template <> struct numeric_limits<bool> : msl_int_limits<bool, 1, false> {
+    MSL_FN static constexpr bool max() { return true; }
+    MSL_FN static constexpr bool min() { return false; }
+    MSL_FN static constexpr bool lowest() { return false; }
+};
+template <> struct numeric_limits<char> : msl_int_limits<char, 7, true> {};
+template <> struct numeric_limits<signed char> : msl_int_limits<signed char, 7, true> {};
+template <> struct numeric_limits<uchar> : msl_int_limits<uchar, 8, false> {};
+template <> struct numeric_limits<short> : msl_int_limits<short, 15, true> {};
+template <> struct numeric_limits<ushort> : msl_int_limits<ushort, 16, false> {};
+template <> struct numeric_limits<int> : msl_int_limits<int, 31, true> {};
+template <> struct numeric_limits<uint> : msl_int_limits<uint, 32, false> {};
+template <> struct numeric_limits<long> : msl_int_limits<long, 63, true> {};
+template <> struct numeric_limits<ulong> : msl_int_limits<ulong, 64, false> {};
+template <> struct numeric_limits<long long> : msl_int_limits<long long, 63, true> {};
+template <> struct numeric_limits<unsigned long long> : msl_int_limits<unsigned long long, 64, false> {};
+
+template <class T, class U, int DIGITS, int MIN_EXP, int MAX_EXP, int DIGITS10, int MAX_DIGITS10, U MAX, U MIN, U EPS,
+          U INF, U QNAN>
+struct msl_float_limits {
+    static constexpr bool is_specialized = true, is_signed = true, is_integer = false, is_exact = false;
+    static constexpr bool has_infinity = true, has_quiet_NaN = true, has_signaling_NaN = true, is_bounded = true;
+    static constexpr bool is_modulo = false, is_iec559 = true;
+    static constexpr int digits = DIGITS, digits10 = DIGITS10, radix = 2, max_digits10 = MAX_DIGITS10;
+    static constexpr int min_exponent = MIN_EXP, max_exponent = MAX_EXP;
+    static constexpr int min_exponent10 = (MIN_EXP - 1) * 301 / 1000, max_exponent10 = MAX_EXP * 301 / 1000;
+    MSL_FN static constexpr T max() { return msl_bits<T>(MAX); }
+    MSL_FN static constexpr T min() { return msl_bits<T>(MIN); }
+    MSL_FN static constexpr T lowest() { return -max(); }
+    MSL_FN static constexpr T epsilon() { return msl_bits<T>(EPS); }
+    MSL_FN static constexpr T round_error() { return T(0.5f); }
+    MSL_FN static constexpr T infinity() { return msl_bits<T>(INF); }
+    MSL_FN static constexpr T quiet_NaN() { return msl_bits<T>(QNAN); }
+    MSL_FN static constexpr T signaling_NaN() { return msl_bits<T>(QNAN); }
+    MSL_FN static constexpr T denorm_min() { return msl_bits<T>(U(1)); }
+};
+template <>
+struct numeric_limits<float> : msl_float_limits<float, uint, 24, -125, 128, 6, 9, 0x7f7fffffu, 0x00800000u, 0x34000000u,
+                                                0x7f800000u, 0x7fc00000u> {};
+template <>
+struct numeric_limits<half>
+    : msl_float_limits<half, ushort, 11, -13, 16, 3, 5, 0x7bff, 0x0400, 0x1400, 0x7c00, 0x7e00> {};
+template <>
+struct numeric_limits<bfloat>
+    : msl_float_limits<bfloat, ushort, 8, -125, 128, 2, 4, 0x7f7f, 0x0080, 0x3c00, 0x7f80, 0x7fc0> {};
+template <class T> struct numeric_limits<const T> : numeric_limits<T> {};
+
+} // namespace metal
+} // namespace msl_unit

@@ -1,8 +1,8 @@
 /* kernel.h: last part of the prelude: what the translator writes around user code.
  *
  * - User code lies between MSL_USER_BEGIN and MSL_USER_END, entries and tables too.
- * - MSL_THREADGROUP_ARRAY(site, (T), name, [2][3], line) and MSL_THREADGROUP_VAR(site, (T), name, line) declare
- *   threadgroup storage in a kernel's body; the type is in parentheses because it may hold commas.
+ * - MSL_THREADGROUP_ARRAY(site, T, name, [2][3], line) and MSL_THREADGROUP_VAR(site, T, name, line) declare threadgroup
+ *   storage in a kernel's body; the type is one name.
  * - In an entry on soft MSL_BUFFER(i) is any pointer, MSL_REFERENCE(i) any reference, MSL_THREADGROUP_SLOT(i) the
  *   pointer to dynamic threadgroup memory. On cuda buffers are parameters and dynamic threadgroup memory starts at
  *   MSL_CUDA_DYNAMIC.
@@ -14,10 +14,6 @@
 
 namespace msl_unit {
 namespace metal {
-
-template <class T> struct msl_parameter;
-template <class T> struct msl_parameter<void(T)> : type_identity<T> {};
-#define MSL_TYPE(parenthesised) typename metal::msl_parameter<void parenthesised>::type
 
 struct msl_pointer {
     void *p;
@@ -38,9 +34,8 @@ struct msl_position {
 } // namespace msl_unit
 
 #ifdef SL_MSL_CUDA
-#define MSL_THREADGROUP_ARRAY(site, T, name, dims, line) __shared__ __align__(16) MSL_SHARED_TYPE(T) name dims
-#define MSL_THREADGROUP_VAR(site, T, name, line)         __shared__ __align__(16) MSL_SHARED_TYPE(T) name
-#define MSL_SHARED_TYPE(T)                               MSL_TYPE(T)
+#define MSL_THREADGROUP_ARRAY(site, T, name, dims, line) __shared__ __align__(16) T name dims
+#define MSL_THREADGROUP_VAR(site, T, name, line)         __shared__ __align__(16) T name
 extern __shared__ __align__(16) unsigned char msl_dynamic[];
 #define MSL_CUDA_DYNAMIC                msl_dynamic
 #define MSL_THREADGROUP_SLOT_AT(offset) (metal::msl_pointer{msl_dynamic + (offset)})
@@ -59,10 +54,10 @@ extern __shared__ __align__(16) unsigned char msl_dynamic[];
 #define MSL_simdgroup_index_in_threadgroup (MSL_INDEX >> 5)
 #else
 #define MSL_THREADGROUP_ARRAY(site, T, name, dims, line)                                                               \
-    typedef MSL_TYPE(T) msl_t_##name dims;                                                                             \
+    typedef T msl_t_##name dims;                                                                                       \
     msl_t_##name &name = *(msl_t_##name *)msl_api->threadgroup_static(site, sizeof(msl_t_##name), #name, line)
 #define MSL_THREADGROUP_VAR(site, T, name, line)                                                                       \
-    typedef MSL_TYPE(T) msl_t_##name;                                                                                  \
+    typedef T msl_t_##name;                                                                                            \
     msl_t_##name &name = *(msl_t_##name *)msl_api->threadgroup_static(site, sizeof(msl_t_##name), #name, line)
 #define MSL_SELF                           (*msl_api->self())
 #define MSL_GROUP                          (*msl_api->self()->group)

@@ -1,10 +1,10 @@
 /* types.h: first part of the prelude, Metal's standard library for translated kernels. Integers, half, bfloat, as_type,
- * type traits, numeric limits.
+ * type traits.
  *
  * The prelude is C++17 for two back ends: soft (clang, host) and cuda (NVRTC or nvcc, sm_90; no host headers). A unit
- * defines SL_MSL_SOFT or SL_MSL_CUDA and holds the parts in the order types, vector, matrix, math, simd,
- * simdgroup_matrix, kernel. What kernels may use lies in namespace metal; names that begin with msl_ or MSL_ are the
- * prelude's own. Everything is constexpr that Metal allows in a constant's initialiser. */
+ * defines SL_MSL_SOFT or SL_MSL_CUDA and holds the parts in the order types, limits, vector, math, relational, integer,
+ * matrix, simd, atomic, simdgroup_matrix, kernel. What kernels may use lies in namespace metal; names that begin with
+ * msl_ or MSL_ are the prelude's own. Everything is constexpr that Metal allows in a constant's initialiser. */
 #if !defined(SL_MSL_SOFT) && !defined(SL_MSL_CUDA)
 #error "the prelude needs SL_MSL_SOFT or SL_MSL_CUDA"
 #endif
@@ -34,19 +34,6 @@ static const soft_api *msl_api; /* set by the unit's soft_init */
 #define MSL_CONSTANT
 #define MSL_THREAD
 #define MSL_THREADGROUP
-
-#undef INFINITY
-#undef NAN
-#undef HUGE_VALF
-#undef HUGE_VALH
-#undef MAXFLOAT
-#undef assert
-#define INFINITY  (metal::msl_bits<float>(0x7f800000u))
-#define NAN       (metal::msl_bits<float>(0x7fc00000u))
-#define HUGE_VALF INFINITY
-#define HUGE_VALH (metal::half(INFINITY))
-#define MAXFLOAT  3.402823466e+38f
-#define MAXHALF   (metal::half(65504.0f))
 
 #ifdef SL_MSL_CUDA
 #ifdef __CUDACC_RTC__
@@ -507,72 +494,6 @@ template <class T> MSL_C T msl_cond(T &&x) {
 template <class T> MSL_C T msl_cond(msl_arm16<T> x) {
     return x.v;
 }
-
-/* ---- numeric_limits ---------------------------------------------------------------------------------------------- */
-
-template <class T> struct numeric_limits { static constexpr bool is_specialized = false; };
-template <class T, int DIGITS, bool SIGNED> struct msl_int_limits {
-    static constexpr bool is_specialized = true, is_signed = SIGNED, is_integer = true, is_exact = true;
-    static constexpr bool has_infinity = false, has_quiet_NaN = false, has_signaling_NaN = false, is_bounded = true;
-    static constexpr bool is_modulo = !SIGNED, is_iec559 = false;
-    static constexpr int digits = DIGITS, digits10 = DIGITS * 301 / 1000, radix = 2, max_digits10 = 0;
-    static constexpr int min_exponent = 0, min_exponent10 = 0, max_exponent = 0, max_exponent10 = 0;
-    MSL_FN static constexpr T max() { return T(((T(1) << (DIGITS - 1)) - 1) * 2 + 1); }
-    MSL_FN static constexpr T min() { return SIGNED ? T(-max() - 1) : T(0); }
-    MSL_FN static constexpr T lowest() { return min(); }
-    MSL_FN static constexpr T epsilon() { return T(0); }
-    MSL_FN static constexpr T round_error() { return T(0); }
-    MSL_FN static constexpr T infinity() { return T(0); }
-    MSL_FN static constexpr T quiet_NaN() { return T(0); }
-    MSL_FN static constexpr T signaling_NaN() { return T(0); }
-    MSL_FN static constexpr T denorm_min() { return T(0); }
-};
-template <> struct numeric_limits<bool> : msl_int_limits<bool, 1, false> {
-    MSL_FN static constexpr bool max() { return true; }
-    MSL_FN static constexpr bool min() { return false; }
-    MSL_FN static constexpr bool lowest() { return false; }
-};
-template <> struct numeric_limits<char> : msl_int_limits<char, 7, true> {};
-template <> struct numeric_limits<signed char> : msl_int_limits<signed char, 7, true> {};
-template <> struct numeric_limits<uchar> : msl_int_limits<uchar, 8, false> {};
-template <> struct numeric_limits<short> : msl_int_limits<short, 15, true> {};
-template <> struct numeric_limits<ushort> : msl_int_limits<ushort, 16, false> {};
-template <> struct numeric_limits<int> : msl_int_limits<int, 31, true> {};
-template <> struct numeric_limits<uint> : msl_int_limits<uint, 32, false> {};
-template <> struct numeric_limits<long> : msl_int_limits<long, 63, true> {};
-template <> struct numeric_limits<ulong> : msl_int_limits<ulong, 64, false> {};
-template <> struct numeric_limits<long long> : msl_int_limits<long long, 63, true> {};
-template <> struct numeric_limits<unsigned long long> : msl_int_limits<unsigned long long, 64, false> {};
-
-template <class T, class U, int DIGITS, int MIN_EXP, int MAX_EXP, int DIGITS10, int MAX_DIGITS10, U MAX, U MIN, U EPS,
-          U INF, U QNAN>
-struct msl_float_limits {
-    static constexpr bool is_specialized = true, is_signed = true, is_integer = false, is_exact = false;
-    static constexpr bool has_infinity = true, has_quiet_NaN = true, has_signaling_NaN = true, is_bounded = true;
-    static constexpr bool is_modulo = false, is_iec559 = true;
-    static constexpr int digits = DIGITS, digits10 = DIGITS10, radix = 2, max_digits10 = MAX_DIGITS10;
-    static constexpr int min_exponent = MIN_EXP, max_exponent = MAX_EXP;
-    static constexpr int min_exponent10 = (MIN_EXP - 1) * 301 / 1000, max_exponent10 = MAX_EXP * 301 / 1000;
-    MSL_FN static constexpr T max() { return msl_bits<T>(MAX); }
-    MSL_FN static constexpr T min() { return msl_bits<T>(MIN); }
-    MSL_FN static constexpr T lowest() { return -max(); }
-    MSL_FN static constexpr T epsilon() { return msl_bits<T>(EPS); }
-    MSL_FN static constexpr T round_error() { return T(0.5f); }
-    MSL_FN static constexpr T infinity() { return msl_bits<T>(INF); }
-    MSL_FN static constexpr T quiet_NaN() { return msl_bits<T>(QNAN); }
-    MSL_FN static constexpr T signaling_NaN() { return msl_bits<T>(QNAN); }
-    MSL_FN static constexpr T denorm_min() { return msl_bits<T>(U(1)); }
-};
-template <>
-struct numeric_limits<float> : msl_float_limits<float, uint, 24, -125, 128, 6, 9, 0x7f7fffffu, 0x00800000u, 0x34000000u,
-                                                0x7f800000u, 0x7fc00000u> {};
-template <>
-struct numeric_limits<half>
-    : msl_float_limits<half, ushort, 11, -13, 16, 3, 5, 0x7bff, 0x0400, 0x1400, 0x7c00, 0x7e00> {};
-template <>
-struct numeric_limits<bfloat>
-    : msl_float_limits<bfloat, ushort, 8, -125, 128, 2, 4, 0x7f7f, 0x0080, 0x3c00, 0x7f80, 0x7fc0> {};
-template <class T> struct numeric_limits<const T> : numeric_limits<T> {};
 
 } // namespace metal
 } // namespace msl_unit

@@ -33,7 +33,8 @@ typedef struct msl_constant {
     bool optional; /* the source asks is_function_constant_defined */
 } msl_constant;
 
-/* condition of an optional argument: the index of a bool constant in msl_module_constants, -1: always there */
+/* condition of an optional argument: the index of a bool constant in msl_module_constants; -1: always there; -2: it
+ * depends on a constant that is worked out from function constants, so it may be bound or not */
 typedef struct msl_arg {
     sl_gpu_arg arg;
     int condition;
@@ -59,5 +60,8 @@ const char *msl_module_code(const msl_module *m, size_t *size);
 const msl_kernel *msl_module_kernels(const msl_module *m, size_t *count);
 const msl_constant *msl_module_constants(const msl_module *m, size_t *count);
 const msl_kernel *msl_module_find(const msl_module *m, const char *name);
+/* Why the kernel of that name was left out (it uses textures, say; a source's other kernels are translated all the
+ * same); NULL: it was not. */
+const char *msl_module_refused(const msl_module *m, const char *name);
 
 #endif

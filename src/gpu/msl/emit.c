@@ -1,0 +1,307 @@
+/* Copying tokens to the generated unit, each on its source line, with what C++ needs changed: literals, swizzles,
+ * address spaces, attributes, reserved names. */
+#include "gpu/msl/translate.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- position ---------------------------------------------------------------------------------------------------- */
+
+enum { NEAR = 6 }; /* lines that are skipped by newlines rather than by #line */
+
+static void put_file_name(tr *m, int file) {
+    sl_buf_puts(&m->out, "\"");
+    for (const char *s = m->s.names[file]; *s; s++) {
+        if (*s == '"' || *s == '\\')
+            sl_buf_puts(&m->out, "\\");
+        sl_buf_append(&m->out, s, 1);
+    }
+    sl_buf_puts(&m->out, "\"\n");
+}
+
+void msl_put_line(tr *m, uint32_t line, int file) {
+    if (m->out_muted || (file == m->out_file && line == m->out_line))
+        return;
+    if (file != m->out_file || line < m->out_line || line > m->out_line + NEAR) {
+        sl_buf_printf(&m->out, "\n#line %u ", line ? line : 1);
+        put_file_name(m, file < m->s.files ? file : 0);
+    } else {
+        for (uint32_t i = m->out_line; i < line; i++)
+            sl_buf_puts(&m->out, "\n");
+    }
+    m->out_line = line;
+    m->out_file = file;
+}
+
+void msl_put(tr *m, size_t at, const char *fmt, ...) {
+    const msl_token *t = msl_at(m, at);
+    if (m->out_muted)
+        return;
+    msl_put_line(m, t->line, t->file);
+    char text[512];
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    sl_buf_puts(&m->out, " ");
+    sl_buf_append(&m->out, text, n < (int)sizeof text ? (size_t)n : sizeof text - 1);
+}
+
+static void put_token(tr *m, const msl_token *t) {
+    sl_buf_append(&m->out, t->text, t->size);
+}
+
+/* ---- literals ---------------------------------------------------------------------------------------------------- */
+
+static bool ends(const char *s, size_t n, const char *suffix) {
+    size_t k = strlen(suffix);
+    if (n <= k)
+        return false;
+    for (size_t i = 0; i < k; i++)
+        if ((s[n - k + i] | 32) != suffix[i])
+            return false;
+    return true;
+}
+
+static bool has_any(const char *s, size_t n, const char *set) {
+    for (size_t i = 0; i < n; i++)
+        if (strchr(set, s[i]))
+            return true;
+    return false;
+}
+
+/* s[n], digits of a float without suffix, as a float literal. */
+static void put_float(tr *m, const char *s, size_t n) {
+    bool hex = n > 1 && (s[1] | 32) == 'x';
+    sl_buf_append(&m->out, s, n);
+    sl_buf_puts(&m->out, hex || has_any(s, n, ".eE") ? "f" : ".0f");
+}
+
+/* Floating literals are float unless they say h (half) or bf (bfloat). */
+static void put_number(tr *m, const msl_token *t) {
+    const char *s = t->text;
+    size_t n = t->size;
+    bool hex = n > 1 && s[0] == '0' && (s[1] | 32) == 'x';
+    bool binary = n > 1 && s[0] == '0' && (s[1] | 32) == 'b' && !ends(s, n, "bf");
+    if (!hex && !binary && (ends(s, n, "bf") || ends(s, n, "h"))) {
+        bool half = ends(s, n, "h");
+        sl_buf_puts(&m->out, half ? "half(" : "bfloat(");
+        put_float(m, s, n - (half ? 1 : 2));
+        sl_buf_puts(&m->out, ")");
+    } else if (hex ? has_any(s, n, "pP") : !binary && has_any(s, n, ".eE")) {
+        if (hex && ends(s, n, "h"))
+            n--;
+        if (ends(s, n, "l"))
+            n--;
+        put_float(m, s, ends(s, n, "f") ? n - 1 : n);
+    } else {
+        put_token(m, t);
+    }
+}
+
+/* ---- swizzles ---------------------------------------------------------------------------------------------------- */
+
+static int component(char c) {
+    static const char sets[] = "xyzwrgba";
+    const char *p = c ? strchr(sets, c) : NULL;
+    return p ? (int)(p - sets) : -1;
+}
+
+static bool is_swizzle(const msl_token *t) {
+    if (t->kind != MSL_NAME || t->size < 2 || t->size > 4)
+        return false;
+    int set = component(t->text[0]) / 4;
+    for (size_t i = 0; i < t->size; i++)
+        if (component(t->text[i]) < 0 || component(t->text[i]) / 4 != set)
+            return false;
+    return true;
+}
+
+static uint32_t swizzle_hash(const msl_token *t) {
+    uint32_t h = 0;
+    for (size_t i = 0; i < t->size; i++)
+        h = h * 31 + (unsigned char)t->text[i];
+    return h % 256;
+}
+
+/* A member `float2 xy;` of the source's own struct is no swizzle. body: its `{`. */
+static void find_members(tr *m, size_t body) {
+    for (size_t k = body + 1; k < m->match[body]; k = msl_behind(m, k)) {
+        static const char *const ends[] = {";", ",", "[", "=", ":", NULL};
+        const msl_token *t = msl_at(m, k), *before = t - 1;
+        bool declared = before->kind == MSL_NAME || msl_is(before, ">") || msl_is(before, "*") || msl_is(before, ",");
+        if (is_swizzle(t) && declared && msl_among(t + 1, ends))
+            m->swizzle_members[swizzle_hash(t) / 32] |= 1u << (swizzle_hash(t) % 32);
+    }
+}
+
+void msl_find_swizzle_members(tr *m) {
+    static const char *const words[] = {"struct", "union", "class", NULL}, *const stops[] = {";", "(", ")",
+                                                                                             "=", "{", NULL};
+    for (size_t i = 0; i + 1 < m->tokens.count; i++) {
+        if (!msl_among(msl_at(m, i), words))
+            continue;
+        size_t j = i + 1;
+        while (j + 1 < m->tokens.count && !msl_among(msl_at(m, j), stops))
+            j++;
+        if (msl_here(m, j, "{"))
+            find_members(m, j);
+    }
+}
+
+static bool is_member(const tr *m, const msl_token *t) {
+    return m->swizzle_members[swizzle_hash(t) / 32] >> (swizzle_hash(t) % 32) & 1;
+}
+
+static bool assigns(const tr *m, size_t i) {
+    static const char *const words[] = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "++", "--", "<<=", NULL};
+    return msl_among(msl_at(m, i), words) ||
+           (msl_here(m, i, ">") && msl_here(m, i + 1, ">=") && !(msl_at(m, i + 1)->flags & MSL_SPACED));
+}
+
+static bool at_swizzle(const tr *m, size_t i) {
+    return i && is_swizzle(msl_at(m, i)) && (msl_here(m, i - 1, ".") || msl_here(m, i - 1, "->")) &&
+           !msl_here(m, i + 1, "(") && !is_member(m, msl_at(m, i));
+}
+
+static void put_swizzle(tr *m, size_t i) {
+    const msl_token *t = msl_at(m, i);
+    sl_buf_puts(&m->out, assigns(m, i + 1) ? "MSL_SW_SET(" : "MSL_SW(");
+    for (size_t k = 0; k < t->size; k++)
+        sl_buf_printf(&m->out, "%s%d", k ? "," : "", component(t->text[k]) % 4);
+    sl_buf_puts(&m->out, ")");
+}
+
+/* ---- names ------------------------------------------------------------------------------------------------------- */
+
+static bool reserved(const msl_token *t) {
+    static const char *const prefixes[] = {"msl_", "MSL_", "soft_", "SOFT_"};
+    for (size_t i = 0; i < SL_COUNT(prefixes); i++)
+        if (t->size >= strlen(prefixes[i]) && memcmp(t->text, prefixes[i], strlen(prefixes[i])) == 0)
+            return true;
+    return false;
+}
+
+/* Words that are dropped. */
+static bool erased(const msl_token *t) {
+    static const char *const words[] = {"device", "thread", "threadgroup", "register", "kernel", "coherent", NULL};
+    return msl_among(t, words);
+}
+
+static void put_constant(tr *m, size_t i) {
+    if (!msl_here(m, i + 1, "const") && !(i && msl_here(m, i - 1, "const")))
+        sl_buf_puts(&m->out, "const");
+}
+
+static void put_name(tr *m, size_t i) {
+    const msl_token *t = msl_at(m, i);
+    if (msl_is(t, "constant")) {
+        put_constant(m, i);
+    } else if (erased(t)) {
+        return;
+    } else if (at_swizzle(m, i)) {
+        put_swizzle(m, i);
+    } else if (reserved(t)) {
+        sl_buf_puts(&m->out, "user_");
+        put_token(m, t);
+    } else {
+        put_token(m, t);
+    }
+}
+
+/* ---- pragmas ----------------------------------------------------------------------------------------------------- */
+
+static bool contains(const msl_token *t, const char *what) {
+    size_t n = strlen(what);
+    for (size_t i = 0; i + n <= t->size; i++)
+        if (memcmp(t->text + i, what, n) == 0)
+            return true;
+    return false;
+}
+
+/* Only what speaks of unrolling, in the form that both compilers know. */
+static void put_pragma(tr *m, const msl_token *t) {
+    if (!contains(t, "unroll"))
+        return;
+    int count = 0;
+    if (contains(t, "disable") || contains(t, "nounroll"))
+        count = 1;
+    else
+        for (size_t i = 0; i < t->size && count < 100000; i++)
+            if (t->text[i] >= '0' && t->text[i] <= '9')
+                count = count * 10 + (t->text[i] - '0');
+    msl_put_line(m, t->line, t->file);
+    if (count > 0)
+        sl_buf_printf(&m->out, " _Pragma(\"unroll %d\") ", count);
+    else
+        sl_buf_puts(&m->out, " _Pragma(\"unroll\") ");
+}
+
+/* ---- ranges ------------------------------------------------------------------------------------------------------ */
+
+/* `is_function_constant_defined(x)` at i: index behind it; else i. */
+static size_t put_is_defined(tr *m, size_t i) {
+    if (!msl_here(m, i, "is_function_constant_defined") || !msl_here(m, i + 1, "(") || !msl_name_at(m, i + 2))
+        return i;
+    msl_put(m, i, "msl_defined_%.*s", (int)msl_at(m, i + 2)->size, msl_at(m, i + 2)->text);
+    return msl_behind(m, i + 1);
+}
+
+/* `__attribute__((x))`: kept where it decides over layout. */
+static size_t attribute_end(const tr *m, size_t i) {
+    if (msl_attribute_at(m, i))
+        return msl_behind(m, i);
+    size_t end = msl_skip_gnu(m, i);
+    if (end > i && msl_here(m, i, "__attribute__"))
+        for (size_t k = i; k < end; k++)
+            if (contains(msl_at(m, k), "packed") || contains(msl_at(m, k), "aligned"))
+                return i;
+    return msl_here(m, i, "alignas") ? i : end;
+}
+
+/* A leading `::` names the unit, not the host compiler's global names. */
+static bool global_scope(const tr *m, size_t i) {
+    if (!msl_here(m, i, "::") || i == 0)
+        return false;
+    const msl_token *b = msl_at(m, i - 1);
+    static const char *const words[] = {"return", "const", "case", NULL};
+    if (b->kind == MSL_NAME)
+        return msl_among(b, words) || msl_is_address_space(b);
+    return !msl_is(b, ">");
+}
+
+static void put_one(tr *m, size_t i) {
+    const msl_token *t = msl_at(m, i), *before = i ? t - 1 : NULL;
+    msl_put_line(m, t->line, t->file);
+    /* `>>` is two tokens that touch */
+    bool touches = before && msl_is(before, ">") && (msl_is(t, ">") || msl_is(t, ">="));
+    if (!(touches && !(t->flags & MSL_SPACED)))
+        sl_buf_puts(&m->out, " ");
+    if (t->kind == MSL_NUMBER)
+        put_number(m, t);
+    else if (t->kind == MSL_NAME)
+        put_name(m, i);
+    else
+        put_token(m, t);
+}
+
+bool msl_emit(tr *m, size_t begin, size_t end) {
+    for (size_t i = begin; i < end;) {
+        size_t next = attribute_end(m, i);
+        if (next == i && !m->out_muted)
+            next = put_is_defined(m, i);
+        if (next > i) {
+            i = next;
+            continue;
+        }
+        const msl_token *t = msl_at(m, i);
+        if (m->out_muted || global_scope(m, i))
+            ;
+        else if (t->kind == MSL_PRAGMA)
+            put_pragma(m, t);
+        else if (t->kind != MSL_END)
+            put_one(m, i);
+        i++;
+    }
+    return !m->out.failed || msl_no_memory(&m->s);
+}

@@ -1,0 +1,266 @@
+/* The end of a unit: argument tables of all instances, an entry for each, and on soft the tables that soft_init hands
+ * to the runtime. */
+#include "gpu/msl/translate.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- argument tables --------------------------------------------------------------------------------------------- */
+
+static int condition_of(const tr *m, const msl_parameter *p) {
+    if (p->condition.begin >= p->condition.end)
+        return -1;
+    if (p->condition.end == p->condition.begin + 1)
+        for (size_t i = 0; i < m->constant_count; i++)
+            if (m->constants[i].type == SL_GPU_BOOL && msl_is(msl_at(m, p->condition.begin), m->constants[i].name))
+                return (int)i;
+    return -2;
+}
+
+static uint32_t least_bytes(const tr *m, const msl_parameter *p, const msl_binding *b) {
+    msl_layout l = msl_type_layout(m, p->type, b);
+    return l.size > 0 && l.size <= UINT32_MAX && p->kind == MSL_PARAMETER_BUFFER ? (uint32_t)l.size : 1;
+}
+
+/* Slots of parameters that say none: the lowest free one. */
+static bool fill_slots(tr *m, const msl_definition *d, int *slots) {
+    uint32_t used[2] = {0, 0};
+    for (size_t i = 0; i < d->parameter_count; i++)
+        if (d->parameters[i].slot >= 0)
+            used[d->parameters[i].kind == MSL_PARAMETER_THREADGROUP] |= 1u << d->parameters[i].slot;
+    for (size_t i = 0; i < d->parameter_count; i++) {
+        const msl_parameter *p = &d->parameters[i];
+        uint32_t *u = &used[p->kind == MSL_PARAMETER_THREADGROUP];
+        slots[i] = p->slot;
+        if (p->kind == MSL_PARAMETER_POSITION || p->slot >= 0)
+            continue;
+        int s = 0;
+        while (s < SL_GPU_SLOTS && (*u >> s & 1))
+            s++;
+        if (s == SL_GPU_SLOTS)
+            return msl_error_at(&m->s, &p->name, "kernel has more than %d arguments", SL_GPU_SLOTS);
+        *u |= 1u << s;
+        slots[i] = s;
+    }
+    return true;
+}
+
+/* Buffers by slot, then threadgroup memory by slot. */
+static bool before(const msl_arg *a, const msl_arg *b) {
+    bool ta = a->arg.kind == SL_GPU_ARG_THREADGROUP, tb = b->arg.kind == SL_GPU_ARG_THREADGROUP;
+    return ta != tb ? !ta : a->arg.slot < b->arg.slot;
+}
+
+static bool check_slots(tr *m, const msl_definition *d, const msl_arg *args, size_t n) {
+    for (size_t i = 1; i < n; i++) {
+        const msl_arg *a = &args[i - 1], *b = &args[i];
+        bool same = !before(a, b);
+        if (same && (a->condition == -1 || b->condition == -1))
+            return msl_error_at(&m->s, &d->name, "arguments %s and %s have the same index %d", a->arg.name, b->arg.name,
+                                b->arg.slot);
+    }
+    return true;
+}
+
+static bool build_args(tr *m, const msl_instance *x, msl_kernel *k) {
+    const msl_definition *d = &m->definitions[x->definition];
+    msl_binding binding = {d->template_parameters, x->arguments, NULL};
+    size_t n = 0;
+    int *slots = msl_alloc(&m->s.arena, (d->parameter_count + 1) * sizeof *slots);
+    msl_arg *args = msl_alloc(&m->s.arena, (d->parameter_count + 1) * sizeof *args);
+    if (!slots || !args)
+        return msl_no_memory(&m->s);
+    if (!fill_slots(m, d, slots))
+        return false;
+    for (size_t i = 0; i < d->parameter_count; i++) {
+        const msl_parameter *p = &d->parameters[i];
+        if (p->kind == MSL_PARAMETER_POSITION)
+            continue;
+        msl_arg a = {.arg = {.kind = p->arg, .slot = slots[i]}, .condition = condition_of(m, p), .atomic = p->atomic};
+        a.arg.least = least_bytes(m, p, d->is_template ? &binding : NULL);
+        snprintf(a.arg.name, sizeof a.arg.name, "%.*s", (int)p->name.size, p->name.text);
+        size_t at = n++;
+        for (; at > 0 && before(&a, &args[at - 1]); at--)
+            args[at] = args[at - 1];
+        args[at] = a;
+    }
+    k->args = args;
+    k->arg_count = n;
+    return check_slots(m, d, args, n);
+}
+
+static bool unique_name(tr *m, size_t at) {
+    const msl_instance *x = &m->instances[at];
+    for (size_t i = 0; i < at; i++)
+        if (strcmp(m->instances[i].host_name, x->host_name) == 0) {
+            msl_token t = {.text = "", .line = (uint32_t)x->line, .file = (uint16_t)x->file};
+            return msl_error_at(&m->s, &t, "two kernels are called %s", x->host_name);
+        }
+    return true;
+}
+
+bool msl_build_kernels(tr *m) {
+    m->kernels = msl_alloc(&m->s.arena, (m->instance_count + 1) * sizeof *m->kernels);
+    if (!m->kernels)
+        return msl_no_memory(&m->s);
+    for (size_t i = 0; i < m->instance_count; i++) {
+        const msl_instance *x = &m->instances[i];
+        char entry[32];
+        int n = snprintf(entry, sizeof entry, "msl_entry_%zu", i);
+        msl_kernel k = {.name = x->host_name, .line = x->line, .max_threads = x->max_threads};
+        k.entry = msl_copy(&m->s.arena, entry, (size_t)n);
+        if (!k.entry)
+            return msl_no_memory(&m->s);
+        if (!unique_name(m, i) || !build_args(m, x, &k))
+            return false;
+        m->kernels[m->kernel_count++] = k;
+    }
+    for (size_t i = 0; i < m->constant_count; i++)
+        for (size_t t = 0; t + 2 < m->tokens.count && !m->constants[i].optional; t++)
+            m->constants[i].optional =
+                msl_here(m, t, "is_function_constant_defined") && msl_is(msl_at(m, t + 2), m->constants[i].name);
+    return true;
+}
+
+/* ---- entries ----------------------------------------------------------------------------------------------------- */
+
+static void open_scope(tr *m, size_t scope) {
+    const char *path = m->scopes[scope];
+    if (path[0])
+        sl_buf_printf(&m->out, "namespace %s {\n", path);
+}
+
+static void close_scope(tr *m, size_t scope) {
+    sl_buf_puts(&m->out, m->scopes[scope][0] ? "\n}\n" : "\n");
+}
+
+/* `name` as seen from the unit's namespace. */
+static void put_path(tr *m, size_t scope) {
+    sl_buf_printf(&m->out, "%s%s", m->scopes[scope], m->scopes[scope][0] ? "::" : "");
+}
+
+static void put_argument(tr *m, const msl_parameter *p, int slot) {
+    bool cuda = m->target == MSL_CUDA;
+    if (p->kind == MSL_PARAMETER_POSITION)
+        sl_buf_printf(&m->out, "MSL_%s", p->position);
+    else if (p->kind == MSL_PARAMETER_BUFFER && cuda)
+        sl_buf_printf(&m->out, "metal::%s{msl_b%d}", p->reference ? "msl_reference" : "msl_pointer", slot);
+    else if (p->kind == MSL_PARAMETER_BUFFER)
+        sl_buf_printf(&m->out, "%s(%d)", p->reference ? "MSL_REFERENCE" : "MSL_BUFFER", slot);
+    else if (cuda)
+        sl_buf_printf(&m->out, "metal::%s{MSL_THREADGROUP_SLOT_AT(msl_t%d).p}",
+                      p->reference ? "msl_reference" : "msl_pointer", slot);
+    else
+        sl_buf_printf(&m->out, "metal::%s{MSL_THREADGROUP_SLOT(%d).p}", p->reference ? "msl_reference" : "msl_pointer",
+                      slot);
+}
+
+/* The entry's own parameters on cuda: one per line of the argument table. */
+static void put_cuda_parameters(tr *m, const msl_kernel *k) {
+    const char *comma = "";
+    for (size_t i = 0; i < k->arg_count; i++) {
+        const sl_gpu_arg *a = &k->args[i].arg;
+        if (i && k->args[i - 1].arg.slot == a->slot && k->args[i - 1].arg.kind != SL_GPU_ARG_THREADGROUP)
+            continue; /* alternatives of one slot */
+        bool memory = a->kind == SL_GPU_ARG_THREADGROUP;
+        sl_buf_printf(&m->out, "%s%s%d", comma, memory ? "unsigned msl_t" : "void *msl_b", a->slot);
+        comma = ", ";
+    }
+}
+
+static bool put_entry(tr *m, size_t at) {
+    const msl_instance *x = &m->instances[at];
+    const msl_definition *d = &m->definitions[x->definition];
+    int *slots = msl_alloc(&m->s.arena, (d->parameter_count + 1) * sizeof *slots);
+    if (!slots)
+        return msl_no_memory(&m->s);
+    if (!fill_slots(m, d, slots))
+        return false;
+    open_scope(m, x->scope);
+    m->out_file = -1;
+    msl_put_line(m, (uint32_t)x->line, x->file);
+    if (m->target == MSL_CUDA) {
+        sl_buf_printf(&m->out, "extern \"C\" __global__ void __launch_bounds__(%u) msl_entry_%zu(",
+                      x->max_threads ? x->max_threads : 1024, at);
+        put_cuda_parameters(m, &m->kernels[at]);
+        sl_buf_puts(&m->out, ") { ");
+    } else {
+        sl_buf_printf(&m->out, "static void msl_entry_%zu() { msl_derive(); ", at);
+    }
+    sl_buf_append(&m->out, d->name.text, d->name.size);
+    if (x->arguments.begin < x->arguments.end) {
+        sl_buf_puts(&m->out, "<");
+        for (size_t i = x->arguments.begin; i < x->arguments.end; i++) {
+            msl_token *t = &m->tokens.at[i]; /* all on the entry's line */
+            t->line = (uint32_t)x->line;
+            t->file = (uint16_t)x->file;
+        }
+        if (!msl_emit(m, x->arguments.begin, x->arguments.end))
+            return false;
+        sl_buf_puts(&m->out, ">");
+    } else if (d->is_template) {
+        sl_buf_puts(&m->out, "<>");
+    }
+    sl_buf_puts(&m->out, "(");
+    for (size_t i = 0; i < d->parameter_count; i++) {
+        sl_buf_puts(&m->out, i ? ", " : "");
+        put_argument(m, &d->parameters[i], slots[i]);
+    }
+    sl_buf_puts(&m->out, "); }");
+    close_scope(m, x->scope);
+    return true;
+}
+
+/* msl_derive(): constants that depend on function constants, in the order of the source. */
+static void put_derive(tr *m) {
+    sl_buf_puts(&m->out, "\nstatic inline void msl_derive() {");
+    for (size_t i = 0; i < m->late_count; i++) {
+        if (m->late[i].index >= 0 && !m->late[i].raw)
+            continue;
+        sl_buf_puts(&m->out, " ");
+        put_path(m, m->late[i].scope);
+        sl_buf_printf(&m->out, "msl_derive_%zu();", i);
+    }
+    sl_buf_puts(&m->out, " }\n");
+}
+
+static void put_tables(tr *m) {
+    sl_buf_puts(&m->out, "\n#line 1 \"tables\"\n");
+    if (m->instance_count)
+        sl_buf_puts(&m->out, "static const soft_kernel msl_kernels[] = {\n");
+    for (size_t i = 0; i < m->instance_count; i++) {
+        sl_buf_printf(&m->out, "    {\"msl_entry_%zu\", ", i);
+        put_path(m, m->instances[i].scope);
+        sl_buf_printf(&m->out, "msl_entry_%zu, 0},\n", i);
+    }
+    sl_buf_puts(&m->out, m->instance_count ? "};\n" : "static const soft_kernel *const msl_kernels = nullptr;\n");
+    if (m->constant_count)
+        sl_buf_puts(&m->out, "static const soft_constant msl_constants[] = {\n");
+    for (size_t i = 0; i < m->late_count; i++) {
+        const msl_late *l = &m->late[i];
+        if (l->index < 0)
+            continue;
+        const msl_constant *c = &m->constants[l->index];
+        sl_buf_printf(&m->out, "    {%d, %d, \"%s\", &", c->id, (int)c->type, c->name);
+        put_path(m, l->scope);
+        sl_buf_printf(&m->out, "%s%s, &", l->raw ? "msl_raw_" : "", c->name);
+        put_path(m, l->scope);
+        sl_buf_printf(&m->out, "msl_defined_%s},\n", c->name);
+    }
+    sl_buf_puts(&m->out, m->constant_count ? "};\n" : "static const soft_constant *const msl_constants = nullptr;\n");
+    sl_buf_printf(&m->out, "static const soft_module msl_module = {SOFT_ABI, msl_kernels, %zu, msl_constants, %zu};\n",
+                  m->instance_count, m->constant_count);
+}
+
+bool msl_emit_entries(tr *m) {
+    if (m->target == MSL_TABLE)
+        return true;
+    if (m->target == MSL_SOFT)
+        put_derive(m);
+    for (size_t i = 0; i < m->instance_count; i++)
+        if (!put_entry(m, i))
+            return false;
+    if (m->target == MSL_SOFT)
+        put_tables(m);
+    return !m->out.failed || msl_no_memory(&m->s);
+}

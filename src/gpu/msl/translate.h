@@ -1,0 +1,210 @@
+/* Private to msl: a translation under way.
+ *
+ * One walk over the preprocessed tokens: declarations are recognised (walk.c), functions, kernels, constants and types
+ * each handled by a file of that name, and everything else is copied (emit.c). What the walk learns is kept in tables
+ * here; entries and tables of the generated unit come at the end (entry.c). */
+#ifndef SL_MSL_TRANSLATE_H
+#define SL_MSL_TRANSLATE_H
+
+#include "gpu/msl/token.h"
+
+typedef struct msl_range {
+    size_t begin, end; /* tokens [begin, end) */
+} msl_range;
+
+/* ---- names that the source declares ------------------------------------------------------------------------------ */
+
+typedef enum msl_symbol_kind {
+    MSL_SYMBOL_TYPE,
+    MSL_SYMBOL_STRUCT,
+    MSL_SYMBOL_VALUE,
+    MSL_SYMBOL_REFUSED
+} msl_symbol_kind;
+
+typedef struct msl_symbol {
+    struct msl_symbol *next;
+    msl_token name;
+    msl_symbol_kind kind;
+    msl_range
+        range; /* type: what it stands for; struct: its body; value: its initialiser; refused: the reason's token */
+    msl_range parameters;         /* of its template */
+    int64_t offset;               /* value: added to the initialiser's (enumerators) */
+    bool packed, is_union, twice; /* twice: declared again with another meaning */
+    uint32_t align;               /* of alignas; 0: its members' */
+} msl_symbol;
+
+/* Template parameters bound to arguments, for sizes of types. */
+typedef struct msl_binding {
+    msl_range parameters, arguments; /* inside the angles */
+    const struct msl_binding *outer; /* where the arguments' names are looked up */
+} msl_binding;
+
+typedef struct msl_layout {
+    uint64_t size, align; /* 0: unknown */
+} msl_layout;
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+typedef enum msl_parameter_kind {
+    MSL_PARAMETER_BUFFER,
+    MSL_PARAMETER_THREADGROUP,
+    MSL_PARAMETER_POSITION
+} msl_parameter_kind;
+
+typedef struct msl_parameter {
+    msl_parameter_kind kind;
+    sl_gpu_arg_kind arg;
+    int slot;             /* -1: not said */
+    const char *position; /* attribute's name */
+    msl_token name;
+    msl_range type;      /* pointed or referred to */
+    msl_range condition; /* of [[function_constant(x)]] */
+    bool reference, atomic;
+} msl_parameter;
+
+typedef struct msl_definition {
+    msl_token name;
+    msl_range template_parameters, arguments; /* of its template head; of a specialisation's name */
+    msl_range host_name;                      /* the string's token */
+    size_t scope;                             /* in scopes */
+    uint32_t max_threads;
+    msl_parameter *parameters;
+    size_t parameter_count;
+    bool is_template;
+} msl_definition;
+
+typedef struct msl_instance {
+    const char *host_name;
+    msl_range arguments; /* inside the angles; empty: none */
+    size_t definition, scope;
+    uint32_t max_threads;
+    int line, file;
+} msl_instance;
+
+/* ---- function constants ------------------------------------------------------------------------------------------ */
+
+typedef struct msl_late {
+    msl_token name;
+    msl_range type, value; /* value: of a derived constant; empty for a function constant */
+    int index;             /* in module's constants; -1: derived */
+    const char *raw;       /* type of the raw value, where sl_gpu_type lacks the constant's own */
+    size_t scope;
+} msl_late;
+
+/* A kernel that is left out because of what it uses. */
+typedef struct msl_refusal {
+    const char *host_name, *message;
+} msl_refusal;
+
+/* ---- overloads --------------------------------------------------------------------------------------------------- */
+
+typedef struct msl_signature {
+    struct msl_signature *next;
+    const char *key;
+    uint64_t body; /* 0: declared only */
+    uint32_t line;
+} msl_signature;
+
+enum { MSL_BUCKETS = 1024 };
+
+struct msl_module {
+    msl_source s;
+    sl_error error;
+    msl_target target;
+    msl_tokens tokens;
+    uint32_t *match; /* of a bracket: the other */
+    sl_buf out;
+    uint32_t out_line;
+    int out_file;
+    bool out_muted;
+    size_t out_at; /* size of out where the current line began */
+
+    msl_symbol *symbols[MSL_BUCKETS];
+    msl_signature *signatures[MSL_BUCKETS];
+    size_t record_at;    /* the struct being walked: its `{` */
+    const char **scopes; /* paths of namespaces: "", "a", "a::b" */
+    size_t scope_count, scope_capacity, scope;
+    msl_definition *definitions;
+    size_t definition_count, definition_capacity;
+    msl_instance *instances;
+    size_t instance_count, instance_capacity;
+    msl_late *late;
+    size_t late_count, late_capacity;
+    msl_refusal *refused;
+    size_t refused_count, refused_capacity;
+    int sites;                   /* of threadgroup storage */
+    uint32_t swizzle_members[8]; /* swizzle names that are members of the source's structs: bits by hash */
+
+    msl_kernel *kernels;
+    size_t kernel_count;
+    msl_constant *constants;
+    size_t constant_count, constant_capacity;
+};
+
+typedef msl_module tr;
+
+/* ---- scan.c: reading tokens -------------------------------------------------------------------------------------- */
+
+bool msl_match_brackets(tr *m);
+const msl_token *msl_at(const tr *m, size_t i);
+bool msl_here(const tr *m, size_t i, const char *s);
+bool msl_name_at(const tr *m, size_t i);
+/* Index behind the bracket that closes the one at i. */
+size_t msl_behind(const tr *m, size_t i);
+/* Index behind the `>` that closes the `<` at i; 0: it is not a list. */
+size_t msl_behind_angle(const tr *m, size_t i, size_t end);
+bool msl_attribute_at(const tr *m, size_t i); /* `[[` */
+size_t msl_skip_attributes(const tr *m, size_t i);
+/* `__attribute__((..))` or `alignas(..)` at i: index behind it; else i. */
+size_t msl_skip_gnu(const tr *m, size_t i);
+/* End of the piece that begins at i: the next comma outside brackets and angles, or end. */
+size_t msl_piece_end(const tr *m, size_t i, size_t end);
+/* First `name` among the attributes `[[..]]` of [begin, end); its argument, if any, in *argument. False: none. */
+bool msl_find_attribute(const tr *m, size_t begin, size_t end, const char *name, msl_range *argument);
+bool msl_is_address_space(const msl_token *t);
+bool msl_range_same(const tr *m, msl_range a, msl_range b);
+msl_range msl_trim(const tr *m, msl_range r); /* without const, volatile and address spaces at its ends */
+
+/* ---- emit.c ------------------------------------------------------------------------------------------------------ */
+
+void msl_put(tr *m, size_t at, const char *fmt, ...) SL_PRINTF(3, 4);
+void msl_put_line(tr *m, uint32_t line, int file);
+bool msl_emit(tr *m, size_t begin, size_t end);
+void msl_find_swizzle_members(tr *m);
+
+/* ---- the walk ---------------------------------------------------------------------------------------------------- */
+
+bool msl_walk(tr *m, size_t begin, size_t end, const char *record, int depth);
+bool msl_function_at(const tr *m, size_t i, size_t end);
+/* The function at i with its template head, emitted; *next behind it. */
+bool msl_function(tr *m, msl_range head, size_t i, size_t end, const char *record, size_t *next);
+/* Behind the parameters at `)`+1: *body its `{`, or where the declaration's `;` is; false where neither comes. */
+bool msl_function_body(const tr *m, size_t i, size_t end, size_t *body);
+bool msl_emit_body(tr *m, size_t begin, size_t end);
+bool msl_constant_declaration(tr *m, msl_range head, size_t i, size_t end, const char *record, size_t *next);
+bool msl_is_late(const tr *m, msl_range r);
+
+bool msl_kernel_at(const tr *m, size_t i, size_t *name);
+bool msl_kernel_function(tr *m, msl_range head, size_t i, size_t end, size_t *next);
+bool msl_instantiation(tr *m, size_t i, size_t end, size_t *next);
+
+/* ---- refuse.c ---------------------------------------------------------------------------------------------------- */
+
+/* What MSL itself forbids: an error. */
+bool msl_check_forbidden(tr *m);
+/* What MSL has and this translator does not, in [begin, end); NULL: nothing. */
+const char *msl_refused_in(const tr *m, size_t begin, size_t end, size_t *at);
+
+/* ---- layout.c ---------------------------------------------------------------------------------------------------- */
+
+bool msl_declare(tr *m, const msl_symbol *symbol);
+const msl_symbol *msl_lookup(const tr *m, const msl_token *name);
+msl_layout msl_type_layout(const tr *m, msl_range type, const msl_binding *binding);
+bool msl_range_value(const tr *m, msl_range r, const msl_binding *binding, int64_t *value);
+
+/* ---- entry.c ----------------------------------------------------------------------------------------------------- */
+
+bool msl_build_kernels(tr *m);
+bool msl_emit_entries(tr *m);
+
+#endif

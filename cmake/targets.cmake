@@ -93,6 +93,13 @@ endforeach()
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
 
+# tests/standin: the Objective-C runtime and Metal where there are none, a library that the metal device is pointed at.
+file(GLOB sl_standin CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/standin/*.c)
+if(NOT APPLE AND NOT SLUICE_FUZZ AND SL_CPU MATCHES "x86_64|amd64|aarch64|arm64")
+  add_library(metal_standin SHARED EXCLUDE_FROM_ALL ${sl_standin})
+  sl_link_part(metal_standin gpu)
+endif()
+
 # tests/unit/<part>/test_*.c: cmocka programs that link the part and what is below it; helpers: tests/unit/<part>/support_*.c
 enable_testing()
 find_library(CMOCKA_LIBRARY cmocka)
@@ -106,6 +113,10 @@ if(CMOCKA_LIBRARY AND NOT SLUICE_FUZZ)
       sl_link_part(${n} ${p})
       target_link_libraries(${n} PRIVATE ${CMOCKA_LIBRARY})
       target_compile_definitions(${n} PRIVATE SL_SOURCE_DIR="${PROJECT_SOURCE_DIR}" SL_SHARED_DATA="${PROJECT_SOURCE_DIR}/../shared/data")
+      if(TARGET metal_standin AND p MATCHES "^(gpu|ops|engine)$")
+        target_compile_definitions(${n} PRIVATE SL_METAL_STANDIN="$<TARGET_FILE:metal_standin>")
+        add_dependencies(${n} metal_standin)
+      endif()
       add_test(NAME ${n} COMMAND ${n})
       set_tests_properties(${n} PROPERTIES SKIP_RETURN_CODE 77 LABELS ${p} TIMEOUT 600)
     endforeach()

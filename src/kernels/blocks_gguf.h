@@ -1,0 +1,208 @@
+// blocks_gguf: GGUF's blocks as formats of blocks.h. Layouts stand beside the dequantisers in quant/.
+#ifndef SL_KERNELS_BLOCKS_GGUF_H
+#define SL_KERNELS_BLOCKS_GGUF_H
+
+#include "blocks.h"
+
+// ---- blocks of 32 --------------------------------------------------------------------------------------------------
+
+struct block32_unit {
+    uint4 bits;
+    uint fifth; // the 32 fifth bits
+    float scale, bias;
+};
+
+struct block32_common {
+    static constant constexpr bool plain = false;
+    static constant constexpr uint gap = 16;
+    typedef block32_unit unit;
+    static uint column(uint u) { return 32 * u; }
+    static float2 scale(thread const unit &q) { return float2(q.scale); }
+    static float2 bias(thread const unit &q) { return float2(q.bias); }
+};
+
+// Low codes in the low four bits of 16 bytes, high codes in the high four.
+struct nibbles : block32_common {
+    static float4 low(thread const unit &q, uint w) { return codes4(q.bits[w]); }
+    static float4 high(thread const unit &q, uint w) { return codes4(q.bits[w] >> 4); }
+};
+
+struct nibbles_fifth : block32_common {
+    static uint4 fifth(uint h) { return uint4(h << 22, h << 21, h << 20, h << 19); }
+    static float4 low(thread const unit &q, uint w) { return codes5(q.bits[w], fifth(q.fifth >> 4 * w)); }
+    static float4 high(thread const unit &q, uint w) { return codes5(q.bits[w] >> 4, fifth(q.fifth >> (16 + 4 * w))); }
+};
+
+// d, 16 bytes: w = d * (q - 8)
+template <int A> struct format_q4_0 : nibbles {
+    static constant constexpr float offset = 24.0f;
+    static void load(thread unit &q, thread const weight_row &row, uint u, thread const weights &w) {
+        device const uchar *p = row.codes + 18 * ulong(u);
+        q.scale = half_bits(load16<A>(p));
+        q.bias = 0.0f;
+        q.bits = load128<(A > 2 ? 2 : A)>(p + 2);
+    }
+};
+
+// d, m, 16 bytes: w = d * q + m
+template <int A> struct format_q4_1 : nibbles {
+    static constant constexpr float offset = 16.0f;
+    static void load(thread unit &q, thread const weight_row &row, uint u, thread const weights &w) {
+        device const uchar *p = row.codes + 20 * ulong(u);
+        uint d = load32<A>(p);
+        q.scale = half_bits(d);
+        q.bias = half_bits(d >> 16);
+        q.bits = load128<(A > 4 ? 4 : A)>(p + 4);
+    }
+};
+
+// d, fifth bits, 16 bytes: w = d * (q - 16)
+template <int A> struct format_q5_0 : nibbles_fifth {
+    static constant constexpr float offset = 48.0f;
+    static void load(thread unit &q, thread const weight_row &row, uint u, thread const weights &w) {
+        device const uchar *p = row.codes + 22 * ulong(u);
+        q.scale = half_bits(load16<A>(p));
+        q.bias = 0.0f;
+        q.fifth = load32<(A > 2 ? 2 : A)>(p + 2);
+        q.bits = load128<(A > 2 ? 2 : A)>(p + 6);
+    }
+};
+
+// d, m, fifth bits, 16 bytes: w = d * q + m
+template <int A> struct format_q5_1 : nibbles_fifth {
+    static constant constexpr float offset = 32.0f;
+    static void load(thread unit &q, thread const weight_row &row, uint u, thread const weights &w) {
+        device const uchar *p = row.codes + 24 * ulong(u);
+        uint d = load32<A>(p);
+        q.scale = half_bits(d);
+        q.bias = half_bits(d >> 16);
+        q.fifth = load32<A>(p + 4);
+        q.bits = load128<(A > 4 ? 4 : A)>(p + 8);
+    }
+};
+
+struct q8_0_unit {
+    uint4 bits[2];
+    float scale;
+};
+
+// d, 32 int8: w = d * q; with the sign bit flipped a byte is q + 128
+template <int A> struct format_q8_0 {
+    static constant constexpr bool plain = false;
+    static constant constexpr uint gap = 16;
+    static constant constexpr float offset = 384.0f;
+    typedef q8_0_unit unit;
+    static uint column(uint u) { return 32 * u; }
+    static void load(thread unit &q, thread const weight_row &row, uint u, thread const weights &w) {
+        device const uchar *p = row.codes + 34 * ulong(u);
+        q.scale = half_bits(load16<A>(p));
+        q.bits[0] = load128<(A > 2 ? 2 : A)>(p + 2);
+        q.bits[1] = load128<(A > 2 ? 2 : A)>(p + 18);
+    }
+    static float4 low(thread const unit &q, uint w) { return codes8(q.bits[0][w] ^ 0x80808080u); }
+    static float4 high(thread const unit &q, uint w) { return codes8(q.bits[1][w] ^ 0x80808080u); }
+    static float2 scale(thread const unit &q) { return float2(q.scale); }
+    static float2 bias(thread const unit &q) { return float2(0.0f); }
+};
+
+// ---- blocks of 256: eight units, 16 bytes of low bits each ---------------------------------------------------------
+
+// Scales and minima of sub-blocks 2j (.x) and 2j + 1 (.y), 6 bits each, from 12 bytes at s.
+template <int A> inline void k_scale_min(device const uchar *s, uint j, thread uint2 &scale, thread uint2 &minimum) {
+    uint a = load16<A>(s + 2 * (j & 1)), b = load16<A>(s + 4 + 2 * (j & 1)), c = load16<A>(s + 8 + 2 * (j & 1));
+    uint sc = j < 2 ? a & 0x3f3fu : (c & 0x0f0fu) | (a & 0xc0c0u) >> 2;
+    uint mn = j < 2 ? b & 0x3f3fu : (c >> 4 & 0x0f0fu) | (b & 0xc0c0u) >> 2;
+    scale = uint2(sc & 255, sc >> 8);
+    minimum = uint2(mn & 255, mn >> 8);
+}
+
+struct k_unit {
+    uint4 bits, high;
+    uint shift; // of the high bits of the lower run
+    float2 scale, bias;
+};
+
+struct k_common {
+    static constant constexpr bool plain = false;
+    typedef k_unit unit;
+    static float2 scale(thread const unit &q) { return q.scale; }
+    static float2 bias(thread const unit &q) { return q.bias; }
+};
+
+// Unit u of a block: sub-blocks 2j and 2j + 1, their columns 16h..16h+15; j = u / 2 % 4, h = u % 2.
+template <int A> inline void load_k_scales(thread k_unit &q, device const uchar *block, uint j) {
+    uint d = load32<A>(block);
+    uint2 sc, mn;
+    k_scale_min<A>(block + 4, j, sc, mn);
+    q.scale = half_bits(d) * float2(sc);
+    q.bias = -(half_bits(d >> 16) * float2(mn));
+}
+
+inline uint k_column(uint u) { return (u >> 3) * 256 + ((u >> 1) & 3) * 64 + (u & 1) * 16; }
+
+template <int A> struct format_q4_k : k_common {
+    static constant constexpr uint gap = 32;
+    static constant constexpr float offset = 16.0f;
+    static uint column(uint u) { return k_column(u); }
+    static void load(thread unit &q, thread const weight_row &row, uint u, thread const weights &w) {
+        device const uchar *p = row.codes + 144 * ulong(u >> 3);
+        load_k_scales<A>(q, p, (u >> 1) & 3);
+        q.bits = load128<A>(p + 16 + 16 * (u & 7));
+    }
+    static float4 low(thread const unit &q, uint w) { return codes4(q.bits[w]); }
+    static float4 high(thread const unit &q, uint w) { return codes4(q.bits[w] >> 4); }
+};
+
+template <int A> struct format_q5_k : k_common {
+    static constant constexpr uint gap = 32;
+    static constant constexpr float offset = 32.0f;
+    static uint column(uint u) { return k_column(u); }
+    static void load(thread unit &q, thread const weight_row &row, uint u, thread const weights &w) {
+        device const uchar *p = row.codes + 176 * ulong(u >> 3);
+        uint j = (u >> 1) & 3;
+        load_k_scales<A>(q, p, j);
+        q.shift = 2 * j;
+        q.high = load128<A>(p + 16 + 16 * (u & 1));
+        q.bits = load128<A>(p + 48 + 16 * (u & 7));
+    }
+    static uint4 fifth(uint h) { return uint4(h << 22, h << 14, h << 6, h >> 2); }
+    static float4 low(thread const unit &q, uint w) { return codes5(q.bits[w], fifth(q.high[w] >> q.shift)); }
+    static float4 high(thread const unit &q, uint w) { return codes5(q.bits[w] >> 4, fifth(q.high[w] >> (q.shift + 1))); }
+};
+
+// Unit u of a block: half n = u / 4 % 2, runs r and r + 2 with r = u / 2 % 2, their columns 16h..16h+15 with h = u % 2.
+template <int A> struct format_q6_k : k_common {
+    static constant constexpr uint gap = 64;
+    static constant constexpr float offset = 96.0f;
+    static uint column(uint u) { return (u >> 3) * 256 + ((u >> 2) & 1) * 128 + ((u >> 1) & 1) * 32 + (u & 1) * 16; }
+    static void load(thread unit &q, thread const weight_row &row, uint u, thread const weights &w) {
+        constexpr int B = A > 2 ? 2 : A;
+        device const uchar *p = row.codes + 210 * ulong(u >> 3);
+        uint n = (u >> 2) & 1, r = (u >> 1) & 1, h = u & 1;
+        float d = half_bits(load16<B>(p + 208));
+        device const uchar *scales = p + 192 + 8 * n + 2 * r + h;
+        q.shift = 2 * r;
+        q.bits = load128<B>(p + 16 * (u & 7));
+        q.high = load128<B>(p + 128 + 32 * n + 16 * h);
+        q.scale = d * float2(float(as_type<char>(scales[0])), float(as_type<char>(scales[4])));
+        q.bias = float2(0.0f);
+    }
+    static float4 low(thread const unit &q, uint w) { return codes6(q.bits[w], q.high[w] >> q.shift); }
+    static float4 high(thread const unit &q, uint w) { return codes6(q.bits[w] >> 4, q.high[w] >> (q.shift + 4)); }
+};
+
+// ---- what is instantiated ------------------------------------------------------------------------------------------
+
+// X(name, alignment): the host defines the ones a model has before the source; without, all.
+#ifndef SL_FORMATS
+#define SL_FORMATS(X)                                                                                                  \
+    X(f32, 16) X(f32, 4) X(f32, 1) X(f16, 16) X(f16, 2) X(f16, 1) X(bf16, 16) X(bf16, 2) X(bf16, 1)                    \
+    X(affine4_f16, 16) X(affine4_f16, 4) X(affine4_f16, 1) X(affine4_bf16, 16) X(affine4_bf16, 4) X(affine4_bf16, 1)   \
+    X(affine4_f32, 16) X(affine4_f32, 4) X(affine4_f32, 1) X(affine8_f16, 16) X(affine8_f16, 4) X(affine8_f16, 1)      \
+    X(affine8_bf16, 16) X(affine8_bf16, 4) X(affine8_bf16, 1) X(affine8_f32, 16) X(affine8_f32, 4) X(affine8_f32, 1)   \
+    X(q4_0, 2) X(q4_0, 1) X(q4_1, 4) X(q4_1, 2) X(q4_1, 1) X(q5_0, 2) X(q5_0, 1) X(q5_1, 4) X(q5_1, 2) X(q5_1, 1)      \
+    X(q8_0, 2) X(q8_0, 1) X(q4_k, 16) X(q4_k, 4) X(q4_k, 2) X(q4_k, 1) X(q5_k, 16) X(q5_k, 4) X(q5_k, 2) X(q5_k, 1)    \
+    X(q6_k, 2) X(q6_k, 1)
+#endif
+
+#endif

@@ -1,0 +1,56 @@
+// pages: KV pages as kernels see them (sl_kv_layout of ops.h): 64 tokens of K and of V per layer and kv head, in blocks
+// that lie in slabs; a page table per sequence lists block numbers.
+#ifndef SL_KERNELS_PAGES_H
+#define SL_KERNELS_PAGES_H
+
+#include "step.h"
+
+enum { KV_K, KV_V };
+
+// Offset in its slab of a page of a kv head, and which slab.
+inline ulong page_offset(constant sl_attention_args &a, uint block, uint head, uint plane) {
+    return ulong(block % a.blocks_per_slab) * a.block_bytes + ulong(a.layer * 2 + plane) * a.plane_bytes +
+           ulong(head) * SL_KV_PAGE * a.head_bytes;
+}
+
+template <typename P>
+inline P page_at(constant sl_attention_args &a, thread const slab_list<P> &slabs, uint block, uint head, uint plane) {
+    return slab_base(slabs, block / a.blocks_per_slab) + page_offset(a, block, head, plane);
+}
+
+// Formats of a head's values: four from dimension d on, one stored by a SIMD-group (lane = dimension mod 32).
+struct kv_f16 {
+    static float4 load4(device const uchar *p, uint d) { return float4(*(device const half4 *)(p + 2 * d)); }
+    static half4 load4_half(device const uchar *p, uint d) { return *(device const half4 *)(p + 2 * d); }
+    static void store(device uchar *p, uint d, float v) { *(device half *)(p + 2 * d) = half(v); }
+};
+
+// Blocks of a half scale and 32 int8, 34 bytes: only 2-aligned.
+struct kv_q8_0 {
+    static float4 load4(device const uchar *p, uint d) {
+        device const uchar *b = p + 34 * (d >> 5);
+        device const ushort *q = (device const ushort *)(b + 2 + (d & 31));
+        float scale = float(*(device const half *)b);
+        return scale * float4(as_type<char4>(uint(q[0]) | uint(q[1]) << 16));
+    }
+    static half4 load4_half(device const uchar *p, uint d) { return half4(load4(p, d)); }
+    // A block with a NaN or an infinity gets a NaN as its scale; below 2^-100 the reciprocal would overflow.
+    static void store(device uchar *p, uint d, float v) {
+        float bad = simd_sum(v - v), amax = simd_max(fabs(v));
+        bool plain = bad == 0.0f && amax >= 0x1p-100f;
+        device uchar *b = p + 34 * (d >> 5);
+        b[2 + (d & 31)] = uchar(plain ? int(rint(v * (127.0f / amax))) : 0);
+        if ((d & 31) == 0)
+            *(device half *)b = half(bad == 0.0f ? amax / 127.0f : bad);
+    }
+};
+
+struct kv_f32 {
+    static float4 load4(device const uchar *p, uint d) { return *(device const float4 *)(p + 4 * d); }
+    static half4 load4_half(device const uchar *p, uint d) { return half4(load4(p, d)); }
+    static void store(device uchar *p, uint d, float v) { *(device float *)(p + 4 * d) = v; }
+};
+
+#define SL_KV_FORMATS(X) X(f16) X(q8_0) X(f32)
+
+#endif

@@ -1,0 +1,72 @@
+// tile: the only door to the matrix units. A fragment is 16 x 16, half x half -> float, held by a SIMD-group as 2 x 2
+// matrices of 8 x 8; a product of fragments is eight of the hardware's. How elements lie in lanes is the device's own
+// affair: rows are asked of the hardware (tile_rows), never assumed.
+#ifndef SL_KERNELS_TILE_H
+#define SL_KERNELS_TILE_H
+
+#include <metal_simdgroup_matrix>
+#include "step.h"
+
+struct tile_half {
+    simdgroup_half8x8 m[2][2];
+};
+struct tile_float {
+    simdgroup_float8x8 m[2][2];
+};
+
+inline void tile_zero(thread tile_float &t) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        t.m[i >> 1][i & 1] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+}
+
+// t[r][c] = p[r * stride + c]
+inline void tile_load(thread tile_half &t, threadgroup const half *p, uint stride) {
+#pragma unroll
+    for (uint i = 0; i < 4; i++)
+        simdgroup_load(t.m[i >> 1][i & 1], p + (i >> 1) * 8 * stride + (i & 1) * 8, stride);
+}
+
+// t[r][c] = p[c * stride + r]
+inline void tile_load_transposed(thread tile_half &t, threadgroup const half *p, uint stride) {
+#pragma unroll
+    for (uint i = 0; i < 4; i++)
+        simdgroup_load(t.m[i >> 1][i & 1], p + (i & 1) * 8 * stride + (i >> 1) * 8, stride, ulong2(0, 0), true);
+}
+
+// acc += a b
+inline void tile_mma(thread tile_float &acc, thread const tile_half &a, thread const tile_half &b) {
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            simdgroup_multiply_accumulate(acc.m[i >> 1][i & 1], a.m[i >> 1][k], b.m[k][i & 1], acc.m[i >> 1][i & 1]);
+}
+
+inline void tile_store(thread const tile_float &t, threadgroup float *p, uint stride) {
+#pragma unroll
+    for (uint i = 0; i < 4; i++)
+        simdgroup_store(t.m[i >> 1][i & 1], p + (i >> 1) * 8 * stride + (i & 1) * 8, stride);
+}
+
+// Row map: factors of the rows that this lane's elements lie in.
+struct tile_rows {
+    simdgroup_float8x8 m[2];
+};
+
+// spread[r * stride + c] = factor of row r for c < 8: read as a matrix it puts each factor where the row's elements are.
+inline void tile_rows_load(thread tile_rows &f, threadgroup const float *spread, uint stride) {
+    simdgroup_load(f.m[0], spread, stride);
+    simdgroup_load(f.m[1], spread + 8 * stride, stride);
+}
+
+// t[r][c] *= factor[r]
+inline void tile_scale_rows(thread tile_float &t, thread tile_rows &f) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        t.m[i >> 1][i & 1].thread_elements()[0] *= f.m[i >> 1].thread_elements()[0];
+        t.m[i >> 1][i & 1].thread_elements()[1] *= f.m[i >> 1].thread_elements()[1];
+    }
+}
+
+#endif

@@ -1,0 +1,118 @@
+#include "ops/kernels.h"
+
+#include "gpu/texts.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- variants ---------------------------------------------------------------------------------------------------- */
+
+/* Alignments that a format has a variant for, descending, ended by 1. Blocks of 18, 22, 34 or 210 bytes are aligned to
+ * 2 at most, whatever their row is. */
+static const int aligns_16_4_1[] = {16, 4, 1}, aligns_16_2_1[] = {16, 2, 1}, aligns_16_4_2_1[] = {16, 4, 2, 1};
+static const int aligns_4_2_1[] = {4, 2, 1}, aligns_2_1[] = {2, 1};
+
+static const int *const variants[SL_FORMAT_COUNT] = {
+    [SL_F32] = aligns_16_4_1,    [SL_F16] = aligns_16_2_1,    [SL_BF16] = aligns_16_2_1, [SL_Q4_0] = aligns_2_1,
+    [SL_Q4_1] = aligns_4_2_1,    [SL_Q5_0] = aligns_2_1,      [SL_Q5_1] = aligns_4_2_1,  [SL_Q8_0] = aligns_2_1,
+    [SL_Q4_K] = aligns_16_4_2_1, [SL_Q5_K] = aligns_16_4_2_1, [SL_Q6_K] = aligns_2_1,    [SL_AFFINE4] = aligns_16_4_1,
+    [SL_AFFINE8] = aligns_16_4_1};
+
+static bool is_affine(const sl_matrix *m) {
+    return m->format == SL_AFFINE4 || m->format == SL_AFFINE8;
+}
+
+/* Scales and biases are read element by element: unaligned elements need the variant 1. */
+static bool sides_aligned(const sl_matrix *m, const uint64_t address[3]) {
+    uint64_t bytes = sl_format_get(m->side)->block_bytes;
+    return address[1] % bytes == 0 && address[2] % bytes == 0;
+}
+
+kernel_format kernel_format_of(const sl_matrix *m, const uint64_t address[3]) {
+    kernel_format f;
+    snprintf(f.name, sizeof f.name, "%s%s%s", sl_format_get(m->format)->name, is_affine(m) ? "_" : "",
+             is_affine(m) ? sl_format_get(m->side)->name : "");
+    for (char *c = f.name; *c; c++)
+        *c = (char)tolower((unsigned char)*c);
+    const int *a = variants[m->format];
+    uint64_t bits = address[0] | m->row_bytes[0];
+    while (bits % (uint64_t)*a)
+        a++;
+    f.align = is_affine(m) && !sides_aligned(m, address) ? 1 : *a;
+    return f;
+}
+
+void kernel_entry(char *out, size_t size, const char *kernel, const kernel_format *f) {
+    snprintf(out, size, "%s_%s_a%d", kernel, f->name, f->align);
+}
+
+/* ---- source ------------------------------------------------------------------------------------------------------ */
+
+enum { MOST_INCLUDED = 16, DEEPEST = 8 };
+
+typedef struct source {
+    sl_buf out;
+    const sl_text *seen[MOST_INCLUDED];
+    int count;
+    sl_error *err;
+} source;
+
+/* Name of a line `#include "name"`; false: another line. */
+static bool included_name(const char *line, size_t n, char name[64]) {
+    static const char start[] = "#include \"";
+    size_t from = sizeof start - 1;
+    if (n <= from || memcmp(line, start, from) != 0)
+        return false;
+    const char *end = memchr(line + from, '"', n - from);
+    if (!end || end - line - (long)from >= 64)
+        return false;
+    memcpy(name, line + from, (size_t)(end - line) - from);
+    name[(size_t)(end - line) - from] = 0;
+    return true;
+}
+
+/* Each file once. */
+static bool put_file(source *s, const char *name, int depth) {
+    const sl_text *t = gpu_text(name);
+    if (!t)
+        return sl_fail(s->err, SL_ERR_ARGUMENT, "there is no kernel file %s", name);
+    for (int i = 0; i < s->count; i++)
+        if (s->seen[i] == t)
+            return true;
+    if (s->count == MOST_INCLUDED || depth == DEEPEST)
+        return sl_fail(s->err, SL_ERR_ARGUMENT, "kernel file %s: more than %d files or %d levels of them", name,
+                       MOST_INCLUDED, DEEPEST);
+    s->seen[s->count++] = t;
+    sl_buf_printf(&s->out, "#line 1 \"%s\"\n", name);
+    int line = 1;
+    for (const char *p = t->bytes, *end = p + t->size; p < end; line++) {
+        const char *stop = memchr(p, '\n', (size_t)(end - p));
+        size_t n = stop ? (size_t)(stop - p) + 1 : (size_t)(end - p);
+        char inner[64];
+        if (included_name(p, n, inner)) {
+            if (!put_file(s, inner, depth + 1))
+                return false;
+            sl_buf_printf(&s->out, "#line %d \"%s\"\n", line + 1, name);
+        } else
+            sl_buf_append(&s->out, p, n);
+        p += n;
+    }
+    return true;
+}
+
+char *kernel_source(const char *file, const kernel_format *formats, size_t n, size_t *size, sl_error *err) {
+    source s = {.err = err};
+    if (n) {
+        sl_buf_puts(&s.out, "#define SL_FORMATS(X)");
+        for (size_t i = 0; i < n; i++)
+            sl_buf_printf(&s.out, " X(%s, %d)", formats[i].name, formats[i].align);
+        sl_buf_puts(&s.out, "\n");
+    }
+    bool ok = put_file(&s, file, 0);
+    char *text = ok ? sl_buf_take(&s.out, size) : NULL;
+    if (ok && !text)
+        sl_fail(err, SL_ERR_MEMORY, "out of memory");
+    sl_buf_free(&s.out);
+    return text;
+}

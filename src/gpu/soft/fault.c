@@ -1,6 +1,7 @@
 /* Faults of kernels: a bad access, a division by zero, a stack that overflows, an endless loop.
  *
- * The handlers are the process's, installed once; what is not on a fibre goes to whoever had the signal before. On a
+ * The handlers are the process's, put in place by each device that opens; what is not on a fibre goes to whoever had
+ * the signal before. On a
  * fibre the handler lets the thread continue in `landing`, which gives the group up: the kernel's frames hold nothing
  * that would have to be released. The same way a group is stopped that runs too long, but only while it is in the
  * kernel's own code: the runtime might hold a lock. */
@@ -22,8 +23,9 @@ enum { STOP_SIGNAL = SIGURG }; /* ignored by default: harmless if it comes late 
 
 static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, STOP_SIGNAL};
 static struct sigaction before[SL_COUNT(signals)];
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t installing = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local soft_worker *here;
+static _Thread_local bool passing_on; /* to a handler that might pass the signal back */
 
 static uintptr_t program_counter(const ucontext_t *u) {
 #if defined(__x86_64__)
@@ -94,6 +96,24 @@ static uint32_t fiber_of(const soft_worker *w, uintptr_t address) {
     return stack < SOFT_MAX_THREADS ? (uint32_t)stack : SOFT_MAX_THREADS;
 }
 
+/* Not a kernel's. */
+static void pass_on(int number, siginfo_t *info, void *context) {
+    size_t i = 0;
+    while (i + 1 < SL_COUNT(signals) && signals[i] != number)
+        i++;
+    bool back = passing_on, usual = !(before[i].sa_flags & SA_SIGINFO) && before[i].sa_handler == SIG_DFL;
+    if (number != STOP_SIGNAL && (usual || back)) {
+        signal(number, SIG_DFL); /* it happens again, and ends the process */
+        return;
+    }
+    passing_on = true;
+    if (before[i].sa_flags & SA_SIGINFO)
+        before[i].sa_sigaction(number, info, context);
+    else if (!usual && before[i].sa_handler != SIG_IGN)
+        before[i].sa_handler(number);
+    passing_on = back;
+}
+
 SOFT_ON_FIBER static void on_signal(int number, siginfo_t *info, void *context) {
     ucontext_t *u = context;
     soft_worker *w = here;
@@ -115,29 +135,22 @@ SOFT_ON_FIBER static void on_signal(int number, siginfo_t *info, void *context) 
             return;
         }
     }
-    for (size_t i = 0; i < SL_COUNT(signals); i++) {
-        if (signals[i] != number)
-            continue;
-        if (before[i].sa_flags & SA_SIGINFO)
-            before[i].sa_sigaction(number, info, context);
-        else if (before[i].sa_handler == SIG_DFL && number != STOP_SIGNAL)
-            signal(number, SIG_DFL); /* it happens again, and ends the process */
-        else if (before[i].sa_handler != SIG_DFL && before[i].sa_handler != SIG_IGN)
-            before[i].sa_handler(number);
-    }
+    pass_on(number, info, context);
     errno = saved;
 }
 
-static void install(void) {
-    struct sigaction a = {.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART | SA_NODEFER};
+void soft_faults_install(void) {
+    struct sigaction a = {.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART | SA_NODEFER}, now;
     a.sa_sigaction = on_signal;
     sigemptyset(&a.sa_mask);
-    for (size_t i = 0; i < SL_COUNT(signals); i++)
-        sigaction(signals[i], &a, &before[i]);
-}
-
-void soft_faults_install(void) {
-    pthread_once(&once, install);
+    pthread_mutex_lock(&installing);
+    for (size_t i = 0; i < SL_COUNT(signals); i++) {
+        if (sigaction(signals[i], NULL, &now) == 0 && now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_signal)
+            continue;
+        before[i] = now;
+        sigaction(signals[i], &a, NULL);
+    }
+    pthread_mutex_unlock(&installing);
 }
 
 void soft_faults_thread(soft_worker *w) {

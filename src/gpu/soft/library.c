@@ -18,13 +18,26 @@
 
 /* ---- the object ---- */
 
+#if defined(__linux__)
+/* The loader takes two equal paths for one object, and descriptors are used again: so each path is another spelling,
+ * the number of the opening in slashes. */
+static void spell_path(char *path, size_t size, int fd) {
+    static _Atomic uint32_t openings;
+    uint32_t number = atomic_fetch_add(&openings, 1);
+    size_t n = (size_t)snprintf(path, size, "/proc/self/fd/");
+    for (; number; number >>= 1)
+        n += (size_t)snprintf(path + n, size - n, number & 1 ? ".//" : "./");
+    snprintf(path + n, size - n, "%d", fd);
+}
+#endif
+
 /* A file without a name, or with one that is removed once loaded. */
 static int open_fresh(char *path, size_t size, bool *named, sl_error *err) {
     *named = false;
 #if defined(__linux__)
     int fd = memfd_create("sluice-kernel", MFD_CLOEXEC);
     if (fd >= 0) {
-        snprintf(path, size, "/proc/self/fd/%d", fd);
+        spell_path(path, size, fd);
         return fd;
     }
 #endif

@@ -186,7 +186,7 @@ void soft_group_position(const soft_job *job, uint64_t group, uint32_t out[3]);
 
 /* ---- faults ------------------------------------------------------------------------------------------------------ */
 
-/* Installs the handlers of faults, once per process. */
+/* Puts the handlers of faults in place. */
 void soft_faults_install(void);
 /* Of the calling worker's thread. */
 void soft_faults_thread(soft_worker *w);

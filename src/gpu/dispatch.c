@@ -150,7 +150,7 @@ static bool check_buffer(const encoding *e, const sl_gpu_binding *b, const sl_gp
 static bool add_buffer(encoding *e, const sl_gpu_binding *b, const sl_gpu_arg *a) {
     sl_error why = {0};
     bool writes;
-    uint64_t length;
+    uint64_t length = 0;
     gpu_buffer *buffer = gpu_take(b->buffer, GPU_BUFFER, &why);
     if (!buffer)
         return bad_slot(e, b->slot, a, "%s", why.message);

@@ -1,0 +1,311 @@
+/* The prelude's mathematics against double precision: floats on random bits and within each function's domain, halves
+ * on all 65,536 patterns, vectors against scalars bit for bit, the precise and fast forms. */
+#include "support_prelude.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { COUNT = 20000, HALVES = 65536 };
+
+static double ref_clamp(double x, double a, double b) {
+    return fmin(fmax(x, a), b);
+}
+static double ref_exp10(double x) {
+    return pow(10.0, x);
+}
+static double ref_rsqrt(double x) {
+    return 1.0 / sqrt(x);
+}
+static double ref_saturate(double x) {
+    return fmin(fmax(x, 0.0), 1.0);
+}
+static double ref_sign(double x) {
+    return x > 0 ? 1 : x < 0 ? -1 : 0;
+}
+static double ref_step(double e, double x) {
+    return x < e ? 0 : 1;
+}
+static double ref_divide(double a, double b) {
+    return a / b;
+}
+static double ref_max3(double a, double b, double c) {
+    return fmax(a, fmax(b, c));
+}
+static double ref_min3(double a, double b, double c) {
+    return fmin(a, fmin(b, c));
+}
+static double ref_fract(double a) {
+    return fmin(a - floor(a), 0x1.fffffep-1);
+}
+static double ref_median3(double a, double b, double c) {
+    return fmax(fmin(a, b), fmin(fmax(a, b), c));
+}
+static double ref_sinpi(double a) {
+    double r = remainder(a, 2.0);
+    return sin(M_PI * (fabs(r) > 0.5 ? copysign(1.0 - fabs(r), r) : r));
+}
+static double ref_cospi(double a) {
+    return sin(M_PI * (0.5 - fabs(remainder(a, 2.0))));
+}
+static double ref_tanpi(double a) {
+    return ref_sinpi(a) / ref_cospi(a);
+}
+
+typedef struct function {
+    const char *name;
+    int arity;
+    double ulps;      /* of float; 0: exact */
+    double low, high; /* where accuracy is measured; beyond it only that NaN stays NaN */
+    double (*f1)(double), (*f2)(double, double), (*f3)(double, double, double);
+} function;
+
+#define F1_(name, ulps, low, high, f)                                                                                  \
+    { name, 1, ulps, low, high, f, NULL, NULL }
+#define F2_(name, ulps, low, high, f)                                                                                  \
+    { name, 2, ulps, low, high, NULL, f, NULL }
+#define F3_(name, ulps, low, high, f)                                                                                  \
+    { name, 3, ulps, low, high, NULL, NULL, f }
+#define F1(...) F1_(__VA_ARGS__) /* once more, so that ANY is two arguments */
+#define F2(...) F2_(__VA_ARGS__)
+#define F3(...) F3_(__VA_ARGS__)
+#define ANY     -HUGE_VAL, HUGE_VAL
+static const function functions[] = {
+    F1("acos", 2, -1, 1, acos),
+    F1("acosh", 3, 1, HUGE_VAL, acosh),
+    F1("asin", 2, -1, 1, asin),
+    F1("asinh", 3, ANY, asinh),
+    F1("atan", 2, ANY, atan),
+    F1("atanh", 3, -1, 1, atanh),
+    F1("ceil", 0, ANY, ceil),
+    F1("cos", 2, ANY, cos),
+    F1("cosh", 3, ANY, cosh),
+    F1("cospi", 1, ANY, ref_cospi),
+    F1("exp", 2, ANY, exp),
+    F1("exp2", 2, ANY, exp2),
+    F1("exp10", 1, ANY, ref_exp10),
+    F1("fabs", 0, ANY, fabs),
+    F1("abs", 0, ANY, fabs),
+    F1("floor", 0, ANY, floor),
+    F1("fract", 1, -1e6, 1e6, ref_fract),
+    F1("log", 2, 0, HUGE_VAL, log),
+    F1("log2", 2, 0, HUGE_VAL, log2),
+    F1("log10", 2, 0, HUGE_VAL, log10),
+    F1("rint", 0, ANY, rint),
+    F1("round", 0, ANY, round),
+    F1("rsqrt", 1.5, 0, HUGE_VAL, ref_rsqrt),
+    F1("saturate", 0, ANY, ref_saturate),
+    F1("sign", 0, ANY, ref_sign),
+    F1("sin", 2, ANY, sin),
+    F1("sinh", 3, ANY, sinh),
+    F1("sinpi", 1, ANY, ref_sinpi),
+    F1("sqrt", 0.5, 0, HUGE_VAL, sqrt),
+    F1("tan", 2, ANY, tan),
+    F1("tanh", 3, ANY, tanh),
+    F1("tanpi", 4, -1e6, 1e6, ref_tanpi),
+    F1("trunc", 0, ANY, trunc),
+    F2("atan2", 2, ANY, atan2),
+    F2("copysign", 0, ANY, copysign),
+    F2("divide", 0.5, ANY, ref_divide),
+    F2("fdim", 0.5, ANY, fdim),
+    F2("fmax", 0, ANY, fmax),
+    F2("fmin", 0, ANY, fmin),
+    F2("fmod", 0, ANY, fmod),
+    F2("max", 0, ANY, fmax),
+    F2("min", 0, ANY, fmin),
+    F2("pow", 2, 0, HUGE_VAL, pow),
+    F2("powr", 2, 0, HUGE_VAL, pow),
+    F2("step", 0, ANY, ref_step),
+    F3("clamp", 0, ANY, ref_clamp),
+    F3("fma", 0.5, ANY, fma),
+    F3("fmax3", 0, ANY, ref_max3),
+    F3("max3", 0, ANY, ref_max3),
+    F3("fmin3", 0, ANY, ref_min3),
+    F3("min3", 0, ANY, ref_min3),
+    F3("fmedian3", 0, ANY, ref_median3),
+    F3("median3", 0, ANY, ref_median3),
+};
+
+static const char template_text[] =
+    "template <class T, class R> static T as(R x) { static_assert(is_same_v<T, R>, \"type of the result\"); return x; "
+    "}\n"
+    "#define EACH(name, space, ...) \\\n"
+    "extern \"C\" void f_##name##_##space(const float *A, const float *B, const float *C, float *O, size_t n) { \\\n"
+    "    for (size_t i = 0; i < n; i++) { float a = A[i], b = B[i], c = C[i]; (void)b; (void)c; O[i] = "
+    "as<float>(space::__VA_ARGS__); } } \\\n"
+    "extern \"C\" void h_##name##_##space(const half *A, const half *B, const half *C, half *O, size_t n) { \\\n"
+    "    for (size_t i = 0; i < n; i++) { half a = A[i], b = B[i], c = C[i]; (void)b; (void)c; O[i] = "
+    "as<half>(space::__VA_ARGS__); } } \\\n"
+    "extern \"C\" void b_##name##_##space(const bfloat *A, const bfloat *B, const bfloat *C, bfloat *O, size_t n) { "
+    "\\\n"
+    "    for (size_t i = 0; i < n; i++) { bfloat a = A[i], b = B[i], c = C[i]; (void)b; (void)c; O[i] = "
+    "as<bfloat>(space::__VA_ARGS__); } } \\\n"
+    "extern \"C\" void v_##name##_##space(const float *A, const float *B, const float *C, float *O, size_t n) { \\\n"
+    "    for (size_t i = 0; i + 4 <= n; i += 4) { float4 a = *(const packed_float4 *)(A + i), b = *(const "
+    "packed_float4 *)(B + i), \\\n"
+    "        c = *(const packed_float4 *)(C + i); (void)b; (void)c; *(packed_float4 *)(O + i) = "
+    "as<float4>(space::__VA_ARGS__); } }\n";
+
+static void *library;
+
+static int build(void **state) {
+    (void)state;
+    static const char *const calls[] = {"", "(a)", "(a, b)", "(a, b, c)"};
+    sl_buf body = {0};
+    sl_buf_puts(&body, template_text);
+    for (size_t i = 0; i < SL_COUNT(functions); i++)
+        for (int s = 0; s < 3; s++) {
+            static const char *const spaces[] = {"metal", "precise", "fast"};
+            sl_buf_printf(&body, "EACH(%s, %s, %s%s)\n", functions[i].name, spaces[s], functions[i].name,
+                          calls[functions[i].arity]);
+        }
+    library = prelude_load(body.data);
+    sl_buf_free(&body);
+    return 0;
+}
+
+typedef void (*apply)(const void *, const void *, const void *, void *, size_t);
+
+static apply find(const char *kind, const char *name, const char *space) {
+    char full[64];
+    snprintf(full, sizeof full, "%s_%s_%s", kind, name, space);
+    apply f;
+    *(void **)&f = prelude_function(library, full);
+    return f;
+}
+
+static double reference(const function *f, double a, double b, double c) {
+    return f->arity == 1 ? f->f1(a) : f->arity == 2 ? f->f2(a, b) : f->f3(a, b, c);
+}
+
+/* Distance of got from want in steps of a type with that many digits and least exponent, as a rounded result may be. */
+static double steps(double got, double want, int digits, int least, double most) {
+    if (isnan(want) || isnan(got))
+        return isnan(want) && isnan(got) ? 0 : HUGE_VAL;
+    if (got == want || (isinf(got) && fabs(want) >= most && signbit(got) == signbit(want)))
+        return 0;
+    if (isinf(got) || isinf(want))
+        return fabs(isinf(got) ? want : got) >= most * (1 - ldexp(1, -digits)) ? 1 : HUGE_VAL;
+    int e;
+    frexp(want, &e);
+    return fabs(got - want) / ldexp(1, (e < least ? least : e) - digits);
+}
+
+static float half_value(uint16_t h) {
+    int e = h >> 10 & 31, m = h & 1023;
+    double v = e == 31 ? (m ? NAN : HUGE_VAL) : e ? ldexp(1024 + m, e - 25) : ldexp(m, -24);
+    return (float)(h >> 15 ? -v : v);
+}
+
+static bool measured(const function *f, double a) {
+    return isnan(a) || (a >= f->low && a <= f->high);
+}
+
+static void floats(const function *f) {
+    static float a[COUNT], b[COUNT], c[COUNT], o[COUNT], v[COUNT], p[COUNT];
+    for (size_t i = 0; i < COUNT; i++) {
+        bool wild = i % 2 == 0;
+        a[i] = wild ? prelude_random_float() : (float)((double)(int32_t)prelude_random() * 0x1p-31 * 20);
+        b[i] = wild ? prelude_random_float() : (float)((double)(int32_t)prelude_random() * 0x1p-31 * 20);
+        c[i] = wild ? prelude_random_float() : (float)((double)(int32_t)prelude_random() * 0x1p-31 * 20);
+        o[i] = v[i] = p[i] = 12345;
+    }
+    find("f", f->name, "metal")(a, b, c, o, COUNT);
+    find("v", f->name, "metal")(a, b, c, v, COUNT);
+    find("f", f->name, "precise")(a, b, c, p, COUNT);
+    assert_memory_equal(o, v, sizeof o);
+    assert_memory_equal(o, p, sizeof o);
+    find("f", f->name, "fast")(a, b, c, p, COUNT);
+    assert_memory_equal(o, p, sizeof o);
+    double worst = 0;
+    for (size_t i = 0; i < COUNT; i++) {
+        double want = reference(f, a[i], b[i], c[i]), d = steps(o[i], want, 24, -125, 0x1.ffffffp127);
+        if (!measured(f, a[i]))
+            continue;
+        if (!(d <= f->ulps))
+            fail_msg("%s(%a, %a, %a) = %a, not %a: %g steps", f->name, a[i], b[i], c[i], o[i], want, d);
+        worst = d > worst ? d : worst;
+    }
+    printf("  %-9s worst %.3f of %.1f steps\n", f->name, worst, f->ulps);
+}
+
+static void halves(const function *f) {
+    static uint16_t a[HALVES], b[HALVES], c[HALVES], o[HALVES];
+    for (size_t i = 0; i < HALVES; i++) {
+        a[i] = (uint16_t)i;
+        b[i] = (uint16_t)prelude_random();
+        c[i] = (uint16_t)prelude_random();
+        o[i] = 0x5555;
+    }
+    find("h", f->name, "metal")(a, b, c, o, HALVES);
+    for (size_t i = 0; i < HALVES; i++) {
+        double x = half_value(a[i]), want = reference(f, x, half_value(b[i]), half_value(c[i]));
+        double d = steps(half_value(o[i]), want, 11, -13, 65520);
+        if (measured(f, x) && !(d <= (f->ulps == 0 ? 0 : 0.5 + (f->ulps - 0.5) * 0x1p-13)))
+            fail_msg("%s(half %a, %a, %a) = %a, not %a: %g steps", f->name, x, half_value(b[i]), half_value(c[i]),
+                     half_value(o[i]), want, d);
+    }
+}
+
+static float bfloat_value(uint16_t h) {
+    uint32_t u = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+static void bfloats(const function *f) {
+    static uint16_t a[HALVES], b[HALVES], c[HALVES], o[HALVES];
+    for (size_t i = 0; i < HALVES; i++) {
+        a[i] = (uint16_t)i;
+        b[i] = (uint16_t)prelude_random();
+        c[i] = (uint16_t)prelude_random();
+        o[i] = 0x5555;
+    }
+    find("b", f->name, "metal")(a, b, c, o, HALVES);
+    for (size_t i = 0; i < HALVES; i++) {
+        double x = bfloat_value(a[i]), want = reference(f, x, bfloat_value(b[i]), bfloat_value(c[i]));
+        double d = steps(bfloat_value(o[i]), want, 8, -125, 0x1.ffp127);
+        if (measured(f, x) && !(d <= (f->ulps == 0 ? 0 : 0.5 + (f->ulps - 0.5) * 0x1p-16 + 0x1p-7)))
+            fail_msg("%s(bfloat %a, %a, %a) = %a, not %a: %g steps", f->name, x, bfloat_value(b[i]), bfloat_value(c[i]),
+                     bfloat_value(o[i]), want, d);
+    }
+}
+
+static void test_functions_of_floats(void **state) {
+    (void)state;
+    if (!library)
+        skip();
+    for (size_t i = 0; i < SL_COUNT(functions); i++)
+        floats(&functions[i]);
+}
+
+static void test_functions_of_halves(void **state) {
+    (void)state;
+    if (!library)
+        skip();
+    for (size_t i = 0; i < SL_COUNT(functions); i++)
+        halves(&functions[i]);
+}
+
+static void test_functions_of_bfloats(void **state) {
+    (void)state;
+    if (!library)
+        skip();
+    for (size_t i = 0; i < SL_COUNT(functions); i++)
+        bfloats(&functions[i]);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_functions_of_floats),
+        cmocka_unit_test(test_functions_of_halves),
+        cmocka_unit_test(test_functions_of_bfloats),
+    };
+    return cmocka_run_group_tests(tests, build, NULL);
+}

@@ -40,7 +40,7 @@ void gpu_debug_pipeline(const gpu_pipeline *p) {
 
 void gpu_debug_list(const gpu_list *l, const gpu_stream *s) {
     gpu_debugf(l->o.gpu, 1, "list '%s' (ticket %llu): %zu commands, %u dispatches", l->label,
-               (unsigned long long)s->given, l->count, l->dispatches);
+               (unsigned long long)s->given + 1, l->count, l->dispatches);
 }
 
 /* ---- commands ---------------------------------------------------------------------------------------------------- */

@@ -149,7 +149,7 @@ static bool check_buffer(const encoding *e, const sl_gpu_binding *b, const sl_gp
 
 static bool add_buffer(encoding *e, const sl_gpu_binding *b, const sl_gpu_arg *a) {
     sl_error why = {0};
-    bool writes;
+    bool writes = false;
     uint64_t length = 0;
     gpu_buffer *buffer = gpu_take(b->buffer, GPU_BUFFER, &why);
     if (!buffer)

@@ -20,7 +20,7 @@ static void put_file_name(tr *m, int file) {
 }
 
 void msl_put_line(tr *m, uint32_t line, int file) {
-    if (m->out_muted || (file == m->out_file && line == m->out_line))
+    if (m->out_muted || m->out_joined || (file == m->out_file && line == m->out_line))
         return;
     if (file != m->out_file || line < m->out_line || line > m->out_line + NEAR) {
         sl_buf_printf(&m->out, "\n#line %u ", line ? line : 1);
@@ -285,11 +285,96 @@ static void put_one(tr *m, size_t i) {
         put_token(m, t);
 }
 
+/* ---- conditional expressions ------------------------------------------------------------------------------------- */
+
+/* half and bfloat are classes that convert to float and back, so `c ? half : float` would be ambiguous: each arm says
+ * what the other one's type is, msl_arm_as (prelude/conditional.h) picks the common one. Arms are copied for that, so
+ * only in shallow nests. */
+enum { ARM_DEPTH = 4, ARM_TOKENS = 400 };
+
+static bool ends_arm(const msl_token *t) {
+    static const char *const words[] = {",", ";", ")", "]", "}", ":", NULL};
+    return t->kind == MSL_END || t->kind == MSL_PRAGMA || msl_among(t, words);
+}
+
+/* The end of the arm at i: `:` of its own `?` or what closes the expression. */
+static size_t arm_end(const tr *m, size_t i, size_t end) {
+    int open = 0;
+    while (i < end) {
+        const msl_token *t = msl_at(m, i);
+        if (msl_is(t, "?")) {
+            open++;
+        } else if (msl_is(t, ":") && open) {
+            open--;
+        } else if (ends_arm(t)) {
+            return i;
+        } else if (msl_is(t, "<") && msl_name_at(m, i - 1)) {
+            size_t close = msl_behind_angle(m, i, end);
+            if (close && (msl_here(m, close, "(") || msl_here(m, close, "::") || msl_here(m, close, "{"))) {
+                i = close;
+                continue;
+            }
+        }
+        i = msl_behind(m, i);
+    }
+    return end;
+}
+
+static bool is_literal(const tr *m, msl_range r) {
+    const msl_token *t = msl_at(m, r.end - 1);
+    return t->kind == MSL_NUMBER && (r.end == r.begin + 1 || (r.end == r.begin + 2 && msl_here(m, r.begin, "-")));
+}
+
+static bool put_arm(tr *m, msl_range arm, msl_range other) {
+    sl_buf_puts(&m->out, " msl_arm_as<decltype(");
+    if (!msl_emit(m, other.begin, other.end))
+        return false;
+    sl_buf_puts(&m->out, ")>(");
+    if (!msl_emit(m, arm.begin, arm.end))
+        return false;
+    sl_buf_puts(&m->out, ")");
+    return true;
+}
+
+/* `? a : b` at i; *next == i: left as it is. */
+static bool put_conditional(tr *m, size_t i, size_t end, size_t *next) {
+    msl_range a = {i + 1, arm_end(m, i + 1, end)}, b = {a.end + 1, a.end + 1};
+    *next = i;
+    if (!msl_here(m, a.end, ":") || a.begin >= a.end || m->arm_depth >= ARM_DEPTH)
+        return true;
+    b.end = arm_end(m, b.begin, end);
+    if (b.begin >= b.end || b.end - a.begin > ARM_TOKENS || (is_literal(m, a) && is_literal(m, b)))
+        return true;
+    msl_put(m, i, "?");
+    m->arm_depth++;
+    m->out_joined++;
+    bool ok = put_arm(m, a, b);
+    sl_buf_puts(&m->out, " :");
+    ok = ok && put_arm(m, b, a);
+    m->out_joined--;
+    m->arm_depth--;
+    *next = b.end;
+    return ok;
+}
+
+/* Does the source know of 16-bit floats? */
+void msl_find_halves(tr *m) {
+    for (size_t i = 0; i < m->tokens.count && !m->has_halves; i++) {
+        const msl_token *t = msl_at(m, i);
+        bool hex = t->size > 1 && (t->text[1] | 32) == 'x';
+        m->has_halves =
+            (t->kind == MSL_NAME && (contains(t, "half") || contains(t, "bfloat"))) ||
+            (t->kind == MSL_NUMBER && !hex && (ends(t->text, t->size, "h") || ends(t->text, t->size, "bf")));
+    }
+}
+
 bool msl_emit(tr *m, size_t begin, size_t end) {
     for (size_t i = begin; i < end;) {
         size_t next = attribute_end(m, i);
         if (next == i && !m->out_muted)
             next = put_is_defined(m, i);
+        if (next == i && !m->out_muted && m->has_halves && msl_here(m, i, "?") && !put_conditional(m, i, end, &next))
+            return false;
         if (next > i) {
             i = next;
             continue;

@@ -6,8 +6,9 @@
 #include <string.h>
 
 /* In the order in which they build on each other. */
-static const char *const prelude[] = {"types.h",  "vector.h", "matrix.h",           "integer.h", "math.h",
-                                      "atomic.h", "simd.h",   "simdgroup_matrix.h", "kernel.h",  NULL};
+static const char *const prelude[] = {"types.h",       "limits.h", "vector.h", "math.h",   "relational.h",
+                                      "integer.h",     "matrix.h", "simd.h",   "atomic.h", "simdgroup_matrix.h",
+                                      "conditional.h", "kernel.h", NULL};
 
 static void put_text(tr *m, const char *name) {
     const sl_text *t = gpu_text(name);
@@ -32,11 +33,13 @@ static void begin_unit(tr *m) {
 static void end_unit(tr *m) {
     if (m->target == MSL_TABLE)
         return;
+    if (m->target == MSL_SOFT)
+        sl_buf_puts(&m->out, "static const soft_module *msl_start(const soft_api *api) {\n    msl_api = api;\n    "
+                             "return &msl_module;\n}\n");
     sl_buf_puts(&m->out, "\n} // namespace msl_unit\n");
     if (m->target == MSL_SOFT)
-        sl_buf_puts(&m->out,
-                    "extern \"C\" __attribute__((visibility(\"default\"))) const soft_module *soft_init(const "
-                    "soft_api *api) {\n    msl_unit::metal::msl_api = api;\n    return &msl_unit::msl_module;\n}\n");
+        sl_buf_puts(&m->out, "extern \"C\" __attribute__((visibility(\"default\"))) const soft_module *soft_init(const "
+                             "soft_api *api) {\n    return msl_unit::msl_start(api);\n}\n");
 }
 
 /* A source all of whose kernels were left out is an error; otherwise only who asks for such a kernel hears of it. */
@@ -56,6 +59,7 @@ static bool translate(tr *m, const char *source, size_t n) {
     m->scope_count = m->scope_capacity = 1;
     m->out_muted = m->target == MSL_TABLE;
     msl_find_swizzle_members(m);
+    msl_find_halves(m);
     begin_unit(m);
     m->out_file = -1;
     if (!msl_walk(m, 0, m->tokens.count - 1, NULL, 0) || !msl_build_kernels(m) || !check_refused(m) ||

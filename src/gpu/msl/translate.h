@@ -116,8 +116,9 @@ struct msl_module {
     sl_buf out;
     uint32_t out_line;
     int out_file;
-    bool out_muted;
-    size_t out_at; /* size of out where the current line began */
+    bool out_muted, has_halves; /* has_halves: 16-bit floats occur */
+    int out_joined, arm_depth;  /* > 0: copying out of place, no line is noted; nesting of `?:` */
+    size_t out_at;              /* size of out where the current line began */
 
     msl_symbol *symbols[MSL_BUCKETS];
     msl_signature *signatures[MSL_BUCKETS];
@@ -171,6 +172,7 @@ void msl_put(tr *m, size_t at, const char *fmt, ...) SL_PRINTF(3, 4);
 void msl_put_line(tr *m, uint32_t line, int file);
 bool msl_emit(tr *m, size_t begin, size_t end);
 void msl_find_swizzle_members(tr *m);
+void msl_find_halves(tr *m);
 
 /* ---- the walk ---------------------------------------------------------------------------------------------------- */
 

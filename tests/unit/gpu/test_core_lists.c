@@ -1,0 +1,657 @@
+/* Lists: inferred barriers, what a list keeps alive, tickets, waits, failures, events, spans, replay. */
+#include "support_fake.h"
+
+#include <string.h>
+
+static sl_gpu_list *begin(const bench *b, const char *label) {
+    sl_error err = {0};
+    sl_gpu_list *l = sl_gpu_begin(b->stream, label, &err);
+    if (!l)
+        fail_msg("%s", err.message);
+    return l;
+}
+
+static void add(sl_gpu_list *l, const bench *b, sl_gpu_buffer *x, sl_gpu_buffer *y, sl_gpu_buffer *out) {
+    sl_error err = {0};
+    if (!bench_add(l, b, x, y, out, 1, &err))
+        fail_msg("%s", err.message);
+}
+
+static sl_gpu_buffer *view(sl_gpu_buffer *of, uint64_t offset, uint64_t bytes) {
+    sl_error err = {0};
+    sl_gpu_buffer *v = sl_gpu_view(of, offset, bytes, &err);
+    if (!v)
+        fail_msg("%s", err.message);
+    return v;
+}
+
+/* ---- barriers ---------------------------------------------------------------------------------------------------- */
+
+static void expect_list(sl_gpu_list *l, const char *commands) {
+    bench_submit(l);
+    assert_string_equal(fake_last_list(), commands);
+}
+
+static void a_read_waits_for_the_write_before(void **state) {
+    bench b = bench_open();
+    sl_gpu_list *l = begin(&b, NULL);
+    add(l, &b, b.a, b.b, b.out);
+    add(l, &b, b.out, b.b, b.a); /* reads out; and writes a, which was read */
+    expect_list(l, "dispatch add | barrier | dispatch add");
+    bench_close(&b);
+}
+
+static void a_write_waits_for_reads_and_writes(void **state) {
+    bench b = bench_open();
+    sl_gpu_buffer *low = view(b.out, 0, 16), *high = view(b.out, 16, 16);
+    sl_gpu_list *l = begin(&b, NULL);
+    add(l, &b, b.a, b.b, low);
+    add(l, &b, b.a, b.b, low); /* write after write */
+    add(l, &b, b.a, low, high);
+    add(l, &b, b.b, b.b, low); /* write after read */
+    expect_list(l, "dispatch add | barrier | dispatch add | barrier | dispatch add | barrier | dispatch add");
+    sl_gpu_buffer_free(low);
+    sl_gpu_buffer_free(high);
+    bench_close(&b);
+}
+
+static void ranges_apart_may_overlap_in_time(void **state) {
+    bench b = bench_open();
+    sl_gpu_buffer *parts[4];
+    sl_gpu_list *l = begin(&b, NULL);
+    for (uint64_t i = 0; i < 4; i++) {
+        parts[i] = view(b.out, i * 16, 16);
+        add(l, &b, b.a, b.b, parts[i]);
+    }
+    add(l, &b, b.a, b.a, b.b); /* b was read */
+    add(l, &b, parts[0], parts[1], parts[2]);
+    expect_list(l, "dispatch add | dispatch add | dispatch add | dispatch add | barrier | dispatch add | dispatch add");
+    for (int i = 0; i < 4; i++)
+        sl_gpu_buffer_free(parts[i]);
+    bench_close(&b);
+}
+
+/* Neighbours that touch do not conflict, and one byte in common does. */
+static void ranges_are_exact(void **state) {
+    bench b = bench_open();
+    sl_gpu_buffer *low = view(b.out, 0, 20), *high = view(b.out, 20, 20), *over = view(b.out, 16, 8);
+    sl_gpu_list *l = begin(&b, NULL);
+    add(l, &b, b.a, b.b, low);
+    add(l, &b, b.a, b.b, high);
+    add(l, &b, b.a, b.b, over);
+    expect_list(l, "dispatch add | dispatch add | barrier | dispatch add");
+    sl_gpu_buffer_free(low);
+    sl_gpu_buffer_free(high);
+    sl_gpu_buffer_free(over);
+    bench_close(&b);
+}
+
+/* The same bytes through two wraps, and through a view of one. */
+static void wrapped_memory_is_known_by_its_address(void **state) {
+    static float space[32];
+    sl_error err = {0};
+    bench b = bench_open();
+    sl_gpu_buffer *first = sl_gpu_wrap(b.g, space, 64, &err), *second = sl_gpu_wrap(b.g, space + 8, 64, &err);
+    sl_gpu_buffer *apart = view(second, 32, 32);
+    sl_gpu_list *l = begin(&b, NULL);
+    add(l, &b, b.a, b.b, first);
+    add(l, &b, b.a, b.b, apart);
+    add(l, &b, second, b.b, b.out);
+    expect_list(l, "dispatch add | dispatch add | barrier | dispatch add");
+    sl_gpu_buffer_free(first);
+    sl_gpu_buffer_free(second);
+    sl_gpu_buffer_free(apart);
+    bench_close(&b);
+}
+
+static void private_memory_is_known_by_itself(void **state) {
+    sl_error err = {0};
+    fake.discrete = true;
+    bench b = bench_open();
+    sl_gpu_buffer *x = sl_gpu_alloc(b.g, 64, SL_GPU_PRIVATE, &err), *y = sl_gpu_alloc(b.g, 64, SL_GPU_PRIVATE, &err);
+    sl_gpu_list *l = begin(&b, NULL);
+    add(l, &b, b.a, b.b, x);
+    add(l, &b, b.a, b.b, y);
+    add(l, &b, x, b.b, b.out);
+    expect_list(l, "dispatch add | dispatch add | barrier | dispatch add");
+    sl_gpu_buffer_free(x);
+    sl_gpu_buffer_free(y);
+    bench_close(&b);
+}
+
+static void copies_fills_and_own_barriers(void **state) {
+    sl_error err = {0};
+    bench b = bench_open();
+    sl_gpu_list *l = begin(&b, NULL);
+    assert_true(sl_gpu_encode_barrier(l, &err)); /* nothing before */
+    assert_true(sl_gpu_encode_fill(l, b.a, 0, 64, 0, &err));
+    assert_true(sl_gpu_encode_fill(l, b.b, 0, 64, 0, &err));
+    assert_true(sl_gpu_encode_copy(l, b.out, 0, b.a, 0, 64, &err));
+    assert_true(sl_gpu_encode_barrier(l, &err));
+    assert_true(sl_gpu_encode_barrier(l, &err));
+    add(l, &b, b.out, b.b, b.a);
+    expect_list(l, "fill | fill | barrier | copy | barrier | dispatch add");
+    bench_close(&b);
+}
+
+/* Against an oracle: for random lists of copies, each pair in conflict has a barrier between. */
+static void random_lists_have_every_barrier(void **state) {
+    enum { COPIES = 60, ROUNDS = 40 };
+    uint64_t seed = 0x9e3779b97f4a7c15;
+    print_message("seed %llx\n", (unsigned long long)seed);
+    bench b = bench_open();
+    sl_gpu_buffer *buffers[3] = {b.a, b.b, b.out};
+    for (int round = 0; round < ROUNDS; round++) {
+        struct {
+            int to, from;
+            uint64_t to_at, from_at, n;
+        } done[COPIES];
+        sl_gpu_list *l = begin(&b, NULL);
+        int count = 0;
+        while (count < COPIES) {
+            sl_error err = {0};
+            seed = seed * 6364136223846793005u + 1442695040888963407u;
+            int to = (int)(seed >> 33) % 3, from = (int)(seed >> 40) % 3;
+            uint64_t n = 4 + 4 * ((seed >> 45) % 2), to_at = 4 * ((seed >> 50) % 15), from_at = 4 * ((seed >> 55) % 15);
+            if (!sl_gpu_encode_copy(l, buffers[to], to_at, buffers[from], from_at, n, &err))
+                continue;
+            done[count].to = to;
+            done[count].from = from;
+            done[count].to_at = to_at;
+            done[count].from_at = from_at;
+            done[count++].n = n;
+        }
+        bench_submit(l);
+        int epoch[COPIES], at = 0, now = 0;
+        for (const char *p = fake_last_list(); p; p = strchr(p, '|') ? strchr(p, '|') + 2 : NULL) {
+            if (strncmp(p, "barrier", 7) == 0)
+                now++;
+            else
+                epoch[at++] = now;
+        }
+        assert_int_equal(at, COPIES);
+        int needed = 0;
+        for (int i = 0; i < COPIES; i++) {
+            for (int k = 0; k < i; k++) {
+#define MEET(x, xat, y, yat)                                                                                           \
+    (done[i].x == done[k].y && done[i].xat < done[k].yat + done[k].n && done[k].yat < done[i].xat + done[i].n)
+                bool conflict =
+                    MEET(from, from_at, to, to_at) || MEET(to, to_at, from, from_at) || MEET(to, to_at, to, to_at);
+                needed += conflict;
+                if (conflict && epoch[i] == epoch[k])
+                    fail_msg("round %d: copies %d and %d have no barrier between", round, k, i);
+            }
+        }
+        assert_true(needed > 0 && now < COPIES - 1);
+    }
+    bench_close(&b);
+}
+
+/* ---- lifetimes --------------------------------------------------------------------------------------------------- */
+
+static void lists_keep_what_they_use(void **state) {
+    sl_error err = {0};
+    float *p;
+    fake.manual = true;
+    bench b = bench_open();
+    sl_gpu_buffer *x = sl_gpu_alloc(b.g, 64, SL_GPU_SHARED, &err);
+    p = sl_gpu_map(x, 0, 64, SL_GPU_WRITE, &err);
+    p[0] = 40;
+    assert_true(sl_gpu_unmap(x, &err));
+    sl_gpu_pipeline *again = sl_gpu_pipeline_new(b.library, "add", NULL, 0, &err);
+    bench other = b;
+    other.add = again;
+    sl_gpu_list *l = begin(&b, NULL);
+    add(l, &other, x, x, b.out);
+    sl_gpu_ticket t = bench_submit(l);
+    uint64_t held = sl_gpu_allocated(b.g);
+    sl_gpu_buffer_free(x);
+    sl_gpu_pipeline_free(again);
+    assert_int_equal(fake_calls("free"), 0);
+    assert_int_equal(fake_calls("pipeline_free"), 0);
+    assert_int_equal(sl_gpu_allocated(b.g), held);
+    fake_complete(1);
+    assert_true(sl_gpu_wait(b.stream, t, SECOND, NULL, &err));
+    assert_int_equal(fake_calls("free"), 1);
+    assert_int_equal(fake_calls("pipeline_free"), 1);
+    assert_int_equal(sl_gpu_allocated(b.g), held - 64);
+    p = sl_gpu_map(b.out, 0, 4, SL_GPU_READ, &err);
+    assert_true(p[0] == 80);
+    sl_gpu_unmap(b.out, &err);
+    bench_close(&b);
+}
+
+static void a_view_holds_its_parent(void **state) {
+    bench b = bench_open();
+    sl_gpu_buffer *v = view(b.a, 16, 32), *w = view(v, 8, 8);
+    sl_error err = {0};
+    sl_gpu_buffer_free(b.a);
+    sl_gpu_buffer_free(v);
+    assert_int_equal(fake_calls("free"), 0);
+    assert_int_equal(sl_gpu_buffer_size(w), 8);
+    assert_null(sl_gpu_view(w, 4, 5, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "sl_gpu_view: 5 bytes at offset 4 end at 9, the buffer has 8");
+    sl_gpu_buffer_free(w);
+    assert_int_equal(fake_calls("free"), 1);
+    bench_close(&b);
+}
+
+static void a_list_is_used_up(void **state) {
+    sl_error err = {0};
+    sl_gpu_ticket t = 77;
+    bench b = bench_open();
+    sl_gpu_list *l = begin(&b, NULL);
+    bench_submit(l);
+    assert_false(bench_add(l, &b, b.a, b.b, b.out, 1, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "the list was submitted, kept or freed before");
+    assert_false(sl_gpu_submit(l, &t, &err));
+    assert_int_equal(t, 77);
+    assert_null(sl_gpu_keep(l, &err));
+    sl_gpu_list_free(l);
+    l = begin(&b, NULL);
+    add(l, &b, b.a, b.b, b.out);
+    fake.fail_call = "submit";
+    fake.fail_at = 1;
+    assert_false(sl_gpu_submit(l, &t, &err));
+    expect_error(&err, SL_ERR_DEVICE, "injected failure of submit");
+    assert_false(sl_gpu_submit(l, &t, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "submitted, kept or freed before");
+    bench_close(&b);
+}
+
+static void memory_limits(void **state) {
+    sl_error err = {0};
+    bench b = bench_open();
+    assert_null(sl_gpu_alloc(b.g, 0, SL_GPU_SHARED, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "sl_gpu_alloc: 0 bytes");
+    assert_null(sl_gpu_alloc(b.g, (1 << 20) + 1, SL_GPU_SHARED, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "1048577 bytes, a buffer of this device holds at most 1048576");
+    assert_null(sl_gpu_alloc(b.g, 4, (sl_gpu_memory)9, &err));
+    assert_null(sl_gpu_wrap(b.g, NULL, 64, &err));
+    assert_null(sl_gpu_wrap(b.g, (void *)(UINTPTR_MAX - 3), 64, &err));
+    assert_null(sl_gpu_alloc(NULL, 64, SL_GPU_SHARED, &err));
+    /* More than the device recommends is a warning. */
+    sl_gpu_buffer *big[6];
+    for (int i = 0; i < 6; i++)
+        big[i] = sl_gpu_alloc(b.g, 1 << 20, SL_GPU_SHARED, &err);
+    assert_non_null(strstr(fake_log(), "the device recommends at most 4194304"));
+    for (int i = 0; i < 6; i++)
+        sl_gpu_buffer_free(big[i]);
+    bench_close(&b);
+}
+
+/* ---- tickets ----------------------------------------------------------------------------------------------------- */
+
+static void waits_have_limits(void **state) {
+    sl_error err = {0};
+    double seconds = -1;
+    fake.manual = true;
+    bench b = bench_open();
+    sl_gpu_list *l = begin(&b, "slow");
+    add(l, &b, b.a, b.b, b.out);
+    sl_gpu_ticket t = bench_submit(l);
+    assert_int_equal(t, 1);
+    assert_false(sl_gpu_wait(b.stream, t, 2000000, &seconds, &err));
+    expect_error(&err, SL_ERR_TIMEOUT, "ticket 1 is not done after 0.002 s");
+    assert_false(sl_gpu_synchronize(b.stream, 0, &err));
+    assert_false(sl_gpu_wait(b.stream, 2, 0, NULL, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "ticket 2 was never given, the stream's last is 1");
+    assert_false(sl_gpu_wait(b.stream, 0, 0, NULL, &err));
+    fake_complete(1);
+    assert_true(sl_gpu_wait(b.stream, t, SECOND, &seconds, &err));
+    assert_true(seconds == 0.5);
+    seconds = -1;
+    assert_true(sl_gpu_wait(b.stream, t, 0, &seconds, &err)); /* again */
+    assert_true(seconds == 0.5);
+    assert_int_equal(bench_submit(begin(&b, "empty")), 2);
+    assert_true(sl_gpu_synchronize(b.stream, 0, &err));
+    bench_close(&b);
+}
+
+static void an_empty_list_is_done_in_its_turn(void **state) {
+    sl_error err = {0};
+    fake.manual = true;
+    bench b = bench_open();
+    sl_gpu_list *l = begin(&b, NULL);
+    add(l, &b, b.a, b.b, b.out);
+    bench_submit(l);
+    sl_gpu_ticket t = bench_submit(begin(&b, NULL));
+    assert_false(sl_gpu_wait(b.stream, t, 1000000, NULL, &err));
+    fake_complete(1);
+    assert_true(sl_gpu_wait(b.stream, t, SECOND, NULL, &err));
+    assert_int_equal(fake_calls("submit"), 1);
+    bench_close(&b);
+}
+
+static void spans(void **state) {
+    sl_error err = {0};
+    sl_gpu_span s[4];
+    bench b = bench_open();
+    for (int i = 0; i < 3; i++) {
+        sl_gpu_list *l = begin(&b, i == 1 ? "second" : "other");
+        for (int k = 0; k <= i; k++)
+            add(l, &b, b.a, b.b, b.out);
+        bench_submit(l);
+    }
+    assert_int_equal(sl_gpu_spans(b.stream, s, 2), 2);
+    assert_int_equal(s[0].ticket, 1);
+    assert_string_equal(s[1].label, "second");
+    assert_int_equal(s[1].dispatches, 2);
+    assert_true(s[1].end - s[1].begin == 0.5 && s[1].begin >= s[0].end);
+    assert_int_equal(sl_gpu_spans(b.stream, s, 4), 0);
+    assert_true(sl_gpu_synchronize(b.stream, SECOND, &err));
+    bench_close(&b);
+}
+
+/* ---- failures ---------------------------------------------------------------------------------------------------- */
+
+static void a_failed_list_stops_its_stream(void **state) {
+    sl_error err = {0};
+    sl_gpu_ticket t;
+    fake.fail_list = "bad";
+    fake.manual = true;
+    bench b = bench_open();
+    sl_gpu_list *l = begin(&b, "bad"), *after = begin(&b, "after"), *refused = begin(&b, "refused");
+    add(l, &b, b.a, b.b, b.out);
+    add(after, &b, b.out, b.b, b.a);
+    sl_gpu_ticket bad = bench_submit(l), late = bench_submit(after);
+    fake_complete(100);
+    assert_false(sl_gpu_wait(b.stream, bad, SECOND, NULL, &err));
+    expect_error(&err, SL_ERR_DEVICE, "list 'bad' (ticket 1) failed: injected fault");
+    /* What was under way used what the failed list did not make. */
+    assert_false(sl_gpu_wait(b.stream, late, SECOND, NULL, &err));
+    expect_error(&err, SL_ERR_DEVICE, "list 'bad' (ticket 1) failed");
+    assert_false(sl_gpu_submit(refused, &t, &err));
+    expect_error(&err, SL_ERR_DEVICE, "the stream takes no lists until it has recovered: list 'bad'");
+    assert_null(sl_gpu_map(b.out, 0, 64, SL_GPU_READ, &err));
+    expect_error(&err, SL_ERR_DEVICE, "contents are not what was asked for");
+    assert_non_null(sl_gpu_map(b.b, 0, 64, SL_GPU_READ, &err)); /* not written by it */
+    assert_true(sl_gpu_unmap(b.b, &err));
+    assert_non_null(sl_gpu_map(b.out, 0, 64, SL_GPU_WRITE, &err));
+    assert_true(sl_gpu_unmap(b.out, &err));
+    assert_true(sl_gpu_stream_recover(b.stream, &err));
+    assert_false(sl_gpu_wait(b.stream, bad, 0, NULL, &err)); /* it did fail */
+    assert_non_null(sl_gpu_map(b.out, 0, 64, SL_GPU_READ, &err));
+    assert_true(sl_gpu_unmap(b.out, &err));
+    l = begin(&b, "good");
+    add(l, &b, b.a, b.b, b.out);
+    t = bench_submit(l);
+    assert_true(sl_gpu_wait(b.stream, t, SECOND, NULL, &err));
+    /* And a second time. */
+    l = begin(&b, "bad");
+    add(l, &b, b.a, b.b, b.out);
+    t = bench_submit(l);
+    assert_false(sl_gpu_synchronize(b.stream, SECOND, &err));
+    expect_error(&err, SL_ERR_DEVICE, "list 'bad' (ticket 4) failed");
+    assert_true(sl_gpu_stream_recover(b.stream, &err));
+    bench_close(&b);
+}
+
+/* Nobody waits for the list: its result is still not taken for good. */
+static void mapping_what_a_failed_list_wrote_is_an_error(void **state) {
+    sl_error err = {0};
+    fake.fail_list = "bad";
+    bench b = bench_open();
+    sl_gpu_list *l = begin(&b, "bad");
+    add(l, &b, b.a, b.b, b.out);
+    bench_submit(l);
+    assert_null(sl_gpu_map(b.out, 0, 4, SL_GPU_READ, &err));
+    expect_error(&err, SL_ERR_DEVICE, "injected fault");
+    bench_close(&b);
+}
+
+static void other_streams_go_on(void **state) {
+    sl_error err = {0};
+    fake.fail_list = "bad";
+    bench b = bench_open();
+    sl_gpu_stream *second = sl_gpu_stream_new(b.g, &err);
+    sl_gpu_list *l = begin(&b, "bad"), *m = sl_gpu_begin(second, "good", &err);
+    add(l, &b, b.a, b.b, b.out);
+    bench_submit(l);
+    assert_true(sl_gpu_encode_fill(m, b.a, 0, 64, 1, &err));
+    sl_gpu_ticket t = bench_submit(m);
+    assert_true(sl_gpu_wait(second, t, SECOND, NULL, &err));
+    sl_gpu_stream_free(second);
+    bench_close(&b);
+}
+
+/* ---- map --------------------------------------------------------------------------------------------------------- */
+
+static void map_waits_for_users_of_the_range_only(void **state) {
+    sl_error err = {0};
+    fake.manual = true;
+    bench b = bench_open();
+    sl_gpu_buffer *low = view(b.out, 0, 32);
+    sl_gpu_list *l = begin(&b, NULL);
+    add(l, &b, b.a, b.b, low);
+    bench_submit(l);
+    /* Not used, and only read: at once. */
+    assert_non_null(sl_gpu_map(b.out, 32, 32, SL_GPU_READ_WRITE, &err));
+    assert_true(sl_gpu_unmap(b.out, &err));
+    assert_non_null(sl_gpu_map(b.a, 0, 64, SL_GPU_READ, &err));
+    assert_true(sl_gpu_unmap(b.a, &err));
+    assert_int_equal(fake_running(), 1);
+    fake_complete(1);
+    assert_non_null(sl_gpu_map(b.a, 0, 64, SL_GPU_WRITE, &err));
+    assert_int_equal(fake_running(), 0);
+    assert_true(sl_gpu_unmap(b.a, &err));
+    sl_gpu_buffer_free(low);
+    bench_close(&b);
+}
+
+static void map_and_unmap_pair(void **state) {
+    sl_error err = {0};
+    bench b = bench_open();
+    assert_false(sl_gpu_unmap(b.a, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "sl_gpu_unmap: the buffer is not mapped");
+    assert_null(sl_gpu_map(b.a, 32, 33, SL_GPU_READ, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "sl_gpu_map: 33 bytes at offset 32 end at 65, the buffer has 64");
+    assert_null(sl_gpu_map(b.a, 0, 0, SL_GPU_READ, &err));
+    assert_null(sl_gpu_map(b.a, 0, 4, (sl_gpu_access)0, &err));
+    assert_non_null(sl_gpu_map(b.a, 16, 16, SL_GPU_WRITE, &err));
+    assert_null(sl_gpu_map(b.a, 0, 4, SL_GPU_READ, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "mapped already");
+    sl_gpu_list *l = begin(&b, "uses");
+    add(l, &b, b.a, b.b, b.out);
+    sl_gpu_ticket t;
+    assert_false(sl_gpu_submit(l, &t, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "list 'uses' uses 16 bytes at offset 16 of a buffer that are still mapped");
+    l = begin(&b, "uses the rest");
+    assert_true(sl_gpu_encode_copy(l, b.b, 0, b.a, 0, 16, &err));
+    bench_submit(l);
+    assert_true(sl_gpu_unmap(b.a, &err));
+    assert_non_null(sl_gpu_map(b.a, 0, 64, SL_GPU_READ, &err));
+    bench_close(&b); /* freed while it is mapped: a warning */
+    assert_non_null(strstr(fake_log(), "freed while it was mapped"));
+}
+
+static void memory_the_host_cannot_see_is_copied(void **state) {
+    sl_error err = {0};
+    fake.discrete = true;
+    bench b = bench_open();
+    sl_gpu_buffer *x = sl_gpu_alloc(b.g, 64, SL_GPU_PRIVATE, &err), *v = view(x, 8, 56);
+    float *p = sl_gpu_map(v, 8, 8, SL_GPU_WRITE, &err);
+    p[0] = 1;
+    p[1] = 2;
+    assert_true(sl_gpu_unmap(v, &err));
+    p = sl_gpu_map(x, 0, 64, SL_GPU_READ, &err);
+    assert_true(p[4] == 1 && p[5] == 2);
+    uint8_t untouched[4];
+    memcpy(untouched, &p[3], 4);
+    assert_int_equal(untouched[0], 0xcd);
+    p[4] = 9; /* for reading: not written back */
+    assert_true(sl_gpu_unmap(x, &err));
+    p = sl_gpu_map(x, 16, 4, SL_GPU_READ, &err);
+    assert_true(p[0] == 1);
+    assert_true(sl_gpu_unmap(x, &err));
+    assert_int_equal(fake_calls("write"), 1);
+    sl_gpu_buffer_free(v);
+    sl_gpu_buffer_free(x);
+    bench_close(&b);
+}
+
+/* ---- events ------------------------------------------------------------------------------------------------------ */
+
+static void events_order_lists_and_host(void **state) {
+    sl_error err = {0};
+    bench b = bench_open();
+    sl_gpu_event *e = sl_gpu_event_new(b.g, &err);
+    assert_false(sl_gpu_event_signal(e, 0, &err));
+    assert_true(sl_gpu_event_signal(e, 3, &err));
+    assert_false(sl_gpu_event_signal(e, 2, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "event: value 2, expected at least 3: values only grow");
+    assert_int_equal(sl_gpu_event_value(e), 3);
+    assert_true(sl_gpu_event_wait(e, 3, 0, &err));
+    assert_false(sl_gpu_event_wait(e, 4, 1000000, &err));
+    expect_error(&err, SL_ERR_TIMEOUT, "event: value 4 is not reached after 0.001 s, it is at 3");
+    sl_gpu_list *l = begin(&b, NULL);
+    assert_true(sl_gpu_encode_wait(l, e, 4, &err));
+    add(l, &b, b.a, b.b, b.out);
+    assert_true(sl_gpu_encode_signal(l, e, 5, &err));
+    assert_false(sl_gpu_encode_signal(l, e, 0, &err));
+    sl_gpu_ticket t = bench_submit(l);
+    assert_string_equal(fake_last_list(), "wait | dispatch add | signal");
+    assert_false(sl_gpu_wait(b.stream, t, 30000000, NULL, &err));
+    expect_error(&err, SL_ERR_TIMEOUT, "");
+    assert_true(sl_gpu_event_signal(e, 4, &err));
+    assert_true(sl_gpu_wait(b.stream, t, SECOND, NULL, &err));
+    assert_true(sl_gpu_event_wait(e, 5, 0, &err));
+    sl_gpu_event_free(e);
+    bench_close(&b);
+}
+
+/* A device does not signal for a list that failed: the core does, and says why the value came. */
+static void waiting_for_a_failed_list_is_an_error(void **state) {
+    sl_error err = {0};
+    fake.fail_list = "bad";
+    bench b = bench_open();
+    sl_gpu_stream *second = sl_gpu_stream_new(b.g, &err);
+    sl_gpu_event *e = sl_gpu_event_new(b.g, &err);
+    sl_gpu_list *l = begin(&b, "bad"), *m = sl_gpu_begin(second, "waits", &err);
+    add(l, &b, b.a, b.b, b.out);
+    assert_true(sl_gpu_encode_signal(l, e, 1, &err));
+    assert_true(sl_gpu_encode_wait(m, e, 1, &err));
+    assert_true(sl_gpu_encode_fill(m, b.a, 0, 64, 1, &err));
+    bench_submit(l);
+    sl_gpu_ticket t = bench_submit(m);
+    assert_false(sl_gpu_wait(second, t, 10 * SECOND, NULL, &err));
+    expect_error(&err, SL_ERR_DEVICE, "list 'waits' (ticket 1) failed: list 'bad' (ticket 1) failed: injected fault");
+    assert_false(sl_gpu_event_wait(e, 1, 10 * SECOND, &err));
+    expect_error(&err, SL_ERR_DEVICE, "event: value 1 was not reached: list 'bad'");
+    assert_true(sl_gpu_stream_recover(b.stream, &err));
+    assert_true(sl_gpu_stream_recover(second, &err));
+    assert_true(sl_gpu_event_signal(e, 2, &err));
+    assert_true(sl_gpu_event_wait(e, 2, 0, &err));
+    sl_gpu_event_free(e);
+    sl_gpu_stream_free(second);
+    bench_close(&b);
+}
+
+/* ---- replay ------------------------------------------------------------------------------------------------------ */
+
+static void replay_twice(const gpu_driver *driver, const char *call) {
+    sl_error err = {0};
+    sl_gpu_ticket t = 0;
+    bench b = bench_open();
+    b.g->driver = driver;
+    float *p = sl_gpu_map(b.a, 0, 64, SL_GPU_WRITE, &err), *q = sl_gpu_map(b.b, 0, 64, SL_GPU_WRITE, &err);
+    p[0] = 0;
+    q[0] = 5;
+    assert_true(sl_gpu_unmap(b.a, &err) && sl_gpu_unmap(b.b, &err));
+    sl_gpu_list *l = begin(&b, "step");
+    add(l, &b, b.a, b.b, b.a);
+    sl_gpu_replay *r = sl_gpu_keep(l, &err);
+    assert_non_null(r);
+    assert_false(sl_gpu_submit(l, &t, &err));
+    for (int i = 0; i < 3; i++)
+        assert_true(sl_gpu_replay_submit(r, &t, &err));
+    assert_int_equal(t, 3);
+    assert_int_equal(fake_calls(call), 3);
+    sl_gpu_replay_free(r); /* while it runs */
+    assert_false(sl_gpu_replay_submit(r, &t, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "the replay was freed before");
+    p = sl_gpu_map(b.a, 0, 4, SL_GPU_READ, &err);
+    assert_true(p[0] == 15);
+    bench_close(&b);
+}
+
+static void replay_by_the_driver(void **state) {
+    replay_twice(&fake_replay_driver, "replay_submit");
+}
+
+static void replay_by_submitting_again(void **state) {
+    replay_twice(&fake_driver, "submit");
+}
+
+static void lists_with_events_are_not_kept(void **state) {
+    sl_error err = {0};
+    bench b = bench_open();
+    sl_gpu_event *e = sl_gpu_event_new(b.g, &err);
+    sl_gpu_list *l = begin(&b, "once");
+    assert_true(sl_gpu_encode_signal(l, e, 1, &err));
+    assert_null(sl_gpu_keep(l, &err));
+    expect_error(&err, SL_ERR_UNSUPPORTED, "list 'once' has events, whose values only grow");
+    sl_gpu_event_free(e);
+    bench_close(&b);
+}
+
+/* ---- debugging --------------------------------------------------------------------------------------------------- */
+
+static void debug_levels_show_more(void **state) {
+    sl_error err = {0};
+    bench b = bench_open();
+    b.g->debug = 3;
+    b.g->log.level = SL_LOG_DEBUG;
+    sl_gpu_list *l = begin(&b, "shown");
+    add(l, &b, b.a, b.b, b.out);
+    add(l, &b, b.out, b.b, b.a);
+    sl_gpu_ticket t = bench_submit(l);
+    assert_true(sl_gpu_wait(b.stream, t, SECOND, NULL, &err));
+    const char *const lines[] = {
+        "gpu: list 'shown' (ticket 1): 3 commands, 2 dispatches",
+        "gpu:   add: 1 x 1 x 1 threadgroups of 32 x 1 x 1 threads, 32 threads, 500000.0 us",
+        "gpu:   barrier",
+        "gpu:     slot 2: 64 bytes at 0 of a buffer of 64, written",
+        "gpu:     slot 3: 4 bytes: 01 00 00 00",
+        "gpu: list 'shown' (ticket 1) done: 1000000.0 us",
+    };
+    for (size_t i = 0; i < SL_COUNT(lines); i++)
+        if (!strstr(fake_log(), lines[i]))
+            fail_msg("no line '%s' in:\n%s", lines[i], fake_log());
+    bench_close(&b);
+}
+
+#define TEST(name) cmocka_unit_test_setup(name, fake_reset)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(a_read_waits_for_the_write_before),
+        TEST(a_write_waits_for_reads_and_writes),
+        TEST(ranges_apart_may_overlap_in_time),
+        TEST(ranges_are_exact),
+        TEST(wrapped_memory_is_known_by_its_address),
+        TEST(private_memory_is_known_by_itself),
+        TEST(copies_fills_and_own_barriers),
+        TEST(random_lists_have_every_barrier),
+        TEST(lists_keep_what_they_use),
+        TEST(a_view_holds_its_parent),
+        TEST(a_list_is_used_up),
+        TEST(memory_limits),
+        TEST(waits_have_limits),
+        TEST(an_empty_list_is_done_in_its_turn),
+        TEST(spans),
+        TEST(a_failed_list_stops_its_stream),
+        TEST(mapping_what_a_failed_list_wrote_is_an_error),
+        TEST(other_streams_go_on),
+        TEST(map_waits_for_users_of_the_range_only),
+        TEST(map_and_unmap_pair),
+        TEST(memory_the_host_cannot_see_is_copied),
+        TEST(events_order_lists_and_host),
+        TEST(waiting_for_a_failed_list_is_an_error),
+        TEST(replay_by_the_driver),
+        TEST(replay_by_submitting_again),
+        TEST(lists_with_events_are_not_kept),
+        TEST(debug_levels_show_more),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -31,8 +31,7 @@ typedef struct values {
 
 typedef struct descriptor {
     object base;
-    function *function;
-    object *label, *archives;
+    object *function, *label, *archives; /* held */
 } descriptor;
 
 typedef struct archive {
@@ -189,7 +188,7 @@ static object *library_function(library *l, selector s, object *name, values *v,
 
 static void descriptor_gone(object *o) {
     descriptor *d = (descriptor *)o;
-    release_object(&d->function->base);
+    release_object(d->function);
     release_object(d->label);
     release_object(d->archives);
 }
@@ -205,7 +204,7 @@ static void descriptor_function(descriptor *d, selector s, function *f) {
         violate("setComputeFunction: of nil");
         return;
     }
-    hold((object **)&d->function, &f->base);
+    hold(&d->function, &f->base);
 }
 
 static void descriptor_label(descriptor *d, selector s, object *label) {
@@ -232,7 +231,7 @@ static bool archive_has(const archive *a, uint64_t key) {
 
 static bool in_archives(const descriptor *d) {
     for (size_t i = 0; d->archives && i < array_count(d->archives); i++)
-        if (archive_has((archive *)array_item(d->archives, i), pipeline_key(d->function)))
+        if (archive_has((archive *)array_item(d->archives, i), pipeline_key((function *)d->function)))
             return true;
     return false;
 }
@@ -261,8 +260,8 @@ static object *device_pipeline(object *o, selector s, descriptor *d, uinteger fl
     }
     if (fault_wanted(&control.fail_pipeline, error))
         return NULL;
-    entry *e =
-        entry_new(d->function->library->code, d->function->name, d->function->constants, message, sizeof message);
+    function *f = (function *)d->function;
+    entry *e = entry_new(f->library->code, f->name, f->constants, message, sizeof message);
     if (!e) {
         set_error(error, "AGXMetalG14X", 3, message);
         return NULL;
@@ -270,7 +269,7 @@ static object *device_pipeline(object *o, selector s, descriptor *d, uinteger fl
     *(known ? &control.pipelines_from_archive : &control.pipelines_compiled) += 1;
     pipeline *p = (pipeline *)make_object(pipeline_class);
     p->entry = e;
-    p->function = retain_object(&d->function->base);
+    p->function = retain_object(d->function);
     p->label = sl_strdup(d->label ? string_text(d->label) : "");
     return &p->base;
 }
@@ -345,7 +344,7 @@ static signed char archive_add(archive *a, selector s, descriptor *d, object **e
     if (!d || !d->function)
         violate("addComputePipelineFunctionsWithDescriptor: without a function");
     else if (!fault_wanted(&control.fail_archive, error))
-        archive_add_key(a, pipeline_key(d->function));
+        archive_add_key(a, pipeline_key((function *)d->function));
     else
         return false;
     return true;

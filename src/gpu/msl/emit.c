@@ -287,10 +287,10 @@ static void put_one(tr *m, size_t i) {
 
 /* ---- conditional expressions ------------------------------------------------------------------------------------- */
 
-/* half and bfloat are classes that convert to float and back, so `c ? half : float` would be ambiguous: each arm says
- * what the other one's type is, msl_arm_as (prelude/conditional.h) picks the common one. Arms are copied for that, so
- * only in shallow nests. */
-enum { ARM_DEPTH = 4, ARM_TOKENS = 400 };
+/* half and bfloat are classes that convert to float and back, so `c ? half : float` would be ambiguous: each arm is cast
+ * to what msl_arm (prelude/conditional.h) makes of both arms' types. Arms are copied for that, so only in shallow nests.
+ */
+enum { ARM_DEPTH = 3, ARM_TOKENS = 400 };
 
 static bool ends_arm(const msl_token *t) {
     static const char *const words[] = {",", ";", ")", "]", "}", ":", NULL};
@@ -326,10 +326,13 @@ static bool is_literal(const tr *m, msl_range r) {
 }
 
 static bool put_arm(tr *m, msl_range arm, msl_range other) {
-    sl_buf_puts(&m->out, " msl_arm_as<decltype(");
+    sl_buf_puts(&m->out, " static_cast<msl_arm<decltype((");
+    if (!msl_emit(m, arm.begin, arm.end))
+        return false;
+    sl_buf_puts(&m->out, ")), decltype(");
     if (!msl_emit(m, other.begin, other.end))
         return false;
-    sl_buf_puts(&m->out, ")>(");
+    sl_buf_puts(&m->out, ")>>(");
     if (!msl_emit(m, arm.begin, arm.end))
         return false;
     sl_buf_puts(&m->out, ")");

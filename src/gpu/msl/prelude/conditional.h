@@ -1,7 +1,8 @@
-/* conditional.h: what the translator makes of `c ? a : b` in units that know 16-bit floats: c ? msl_arm_as<decltype(b)>(a)
- * : msl_arm_as<decltype(a)>(b). half and bfloat convert to float and back, so C++ would find the two arms ambiguous. An
- * arm gets the common type where one of both is a 16-bit float and the other another number; 0 beside a pointer becomes
- * a null pointer; every other arm stays what it is, an lvalue an lvalue. */
+/* conditional.h: what the translator makes of `c ? a : b` in units that know 16-bit floats: both arms are cast to
+ * msl_arm<decltype((arm)), decltype(other)>. half and bfloat convert to float and back, so C++ would find the arms
+ * ambiguous. The common type is taken where one of both is a 16-bit float and the other another number; 0 beside a
+ * pointer becomes a null pointer; a number that is const becomes a value (naming it must not need its address); every
+ * other arm stays what it is, an lvalue an lvalue. */
 namespace msl_unit {
 namespace metal {
 
@@ -43,12 +44,20 @@ MSL_ARM(2, 4, float)
 template <class A, class O> struct msl_arm_type<A, int, O *, 0, -1> {
     typedef O *type;
 };
+template <class T, class O, int o> struct msl_arm_type<const T &, T, O, 0, o> {
+    typedef T type;
+};
+template <class O, int o> struct msl_arm_type<const float &, float, O, 4, o> {
+    typedef float type;
+};
+template <class T, class O> struct msl_arm_type<const T &, T, O, 0, 1> {
+    typedef half type;
+};
+template <class T, class O> struct msl_arm_type<const T &, T, O, 0, 2> {
+    typedef bfloat type;
+};
 template <class A, class O, class T = remove_cvref_t<A>, class U = remove_cvref_t<O>>
-using msl_arm_t = typename msl_arm_type<A, T, U, msl_rank<T>::value, msl_rank<U>::value>::type;
-
-template <class O, class A> MSL_C msl_arm_t<A, O> msl_arm_as(A &&a) {
-    return (msl_arm_t<A, O>)a;
-}
+using msl_arm = typename msl_arm_type<A, T, U, msl_rank<T>::value, msl_rank<U>::value>::type;
 
 } // namespace metal
 } // namespace msl_unit

@@ -13,12 +13,11 @@ $(TREE)/build.ninja:
 	@mkdir -p $(BUILD)
 	@cmake -S . -B $(TREE) -G Ninja -DCMAKE_INSTALL_PREFIX=$(PREFIX) > $(TREE).log 2>&1 || { cat $(TREE).log >&2; exit 1; }
 
-# Answers a prompt with a small model whose experts are streamed under a budget smaller than the model.
+# Answers prompts with the small model in models/, its experts streamed under a budget that holds a part of them.
 demo:
 	@sh tools/install_packages.sh build
 	@$(MAKE) --no-print-directory all
-	@sh tools/make_venv.sh $(VENV) demo
-	@sh tools/demo.sh $(TREE) $(VENV)
+	@sh tools/demo.sh $(TREE)
 
 # Every test.
 check:

@@ -1,12 +1,12 @@
 #!/bin/sh
-# A Python environment with the packages that a use needs: make_venv.sh DIR demo|check
+# A Python environment with the packages that a use needs: make_venv.sh DIR check
 # Does nothing when DIR has them already; then no network is needed.
 set -eu
-venv=${1:?usage: make_venv.sh DIR demo|check}
-use=${2:?usage: make_venv.sh DIR demo|check}
+venv=${1:?usage: make_venv.sh DIR check}
+use=${2:?usage: make_venv.sh DIR check}
 list=$(dirname "$0")/python-packages.txt
-packages=$(awk -v use="$use" '$1 == "demo" || $1 == use { print $2 }' "$list")
-alone=$(awk -v use="$use" '$1 == "demo-nodeps" || $1 == use "-nodeps" { print $2 }' "$list")
+packages=$(awk -v use="$use" '$1 == use { print $2 }' "$list")
+alone=$(awk -v use="$use" '$1 == use "-nodeps" { print $2 }' "$list")
 
 have() {
     [ -x "$venv/bin/python" ] || return 1

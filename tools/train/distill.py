@@ -5,6 +5,7 @@
   texts    cleans them, holds some out, spells them in the small vocabulary  -> texts.npz
   adapt    the teacher learns the small vocabulary                           -> adapted.pt
   begin    the student's first weights out of the adapted teacher            -> student.pt
+  again    the same out of the shipped model, to train it further            -> student.pt
   train    distils: goes on from student.pt until --total is used up, at most --seconds now
   report   perplexities of teacher, adapted teacher and student, routing     -> report.json, model/
 
@@ -144,6 +145,10 @@ class Run:
         first = moefy.student_from(shape, nets.cast(p, torch.float32), layers, student, rows, self.args.seed)
         self.save("student.pt", {"p": first, "optimiser": None, "spent": 0.0, "layers": layers})
 
+    def again(self):
+        p = export.read_parameters(self.args.shipped, self.student_shape())
+        self.save("student.pt", {"p": p, "optimiser": None, "spent": 0.0, "layers": []})
+
     def train(self):
         state = self.load("student.pt")
         p = {k: v.requires_grad_() for k, v in state["p"].items()}
@@ -268,7 +273,7 @@ def kl_and_cross(hidden, embed, told, told_embed, ids):
     return kl, -q[:, :-1].gather(-1, ids[:, 1:, None]).mean()
 
 
-STAGES = {"write": Run.write, "texts": Run.clean_texts, "adapt": Run.adapt, "begin": Run.begin, "train": Run.train, "report": Run.report}
+STAGES = {"write": Run.write, "texts": Run.clean_texts, "adapt": Run.adapt, "begin": Run.begin, "again": Run.again, "train": Run.train, "report": Run.report}
 
 
 def main():
@@ -281,6 +286,7 @@ def main():
     parser.add_argument("--total", type=float, default=900, help="seconds of training over all calls")
     parser.add_argument("--seconds", type=float, help="seconds of training in this call")
     parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--shipped", type=Path, default=Path(__file__).resolve().parents[2] / "models/sluice-smol-moe")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False

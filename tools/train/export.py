@@ -1,10 +1,12 @@
-"""Writes the student as an MLX-quantised Hugging Face directory: config.json and model.safetensors."""
+"""The student as an MLX-quantised Hugging Face directory, config.json and model.safetensors: written, and read back."""
 
+import json
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from lib import hf_io, safetensors_io
+from lib import affine, hf_io, safetensors_io
 
 from . import quantise
 
@@ -95,3 +97,39 @@ def write(directory, shape, p):
     tensors["model.norm.weight"] = half(p["norm"])
     hf_io.write_json(directory / "config.json", config(shape, quantization))
     safetensors_io.save(directory / "model.safetensors", tensors, {"format": "mlx"})
+
+
+def read(directory):
+    """-> config, {canonical per-expert name: float32 array}: what a reader of the file computes with."""
+    directory = Path(directory)
+    config = json.loads((directory / "config.json").read_text())
+    stored, out = safetensors_io.load(directory / "model.safetensors"), {}
+    for name, w in stored.items():
+        module = name.removesuffix(".weight")
+        if name.endswith((".scales", ".biases")):
+            continue
+        if f"{module}.scales" in stored:
+            own = config["quantization"].get(module, config["quantization"])
+            sides = (stored[f"{module}.{k}"].astype(np.float32) for k in ("scales", "biases"))
+            w = affine.dequantise(w, *sides, own["bits"], own["group_size"])
+        if ".switch_mlp." in name:
+            out |= {name.replace(".switch_mlp.", f".experts.{e}."): w[e] for e in range(len(w))}
+        else:
+            out[name] = w.astype(np.float32)
+    return config, out
+
+
+def read_parameters(directory, shape):
+    """The stacked parameters of a shipped directory, to train on from."""
+    _, weights = read(directory)
+
+    def one(layer, tail):
+        if ".switch_mlp." not in tail:
+            return weights[f"model.layers.{layer}.{tail}"]
+        experts = [weights[f"model.layers.{layer}.{tail.replace('.switch_mlp.', f'.experts.{e}.')}"] for e in range(shape.experts)]
+        return np.concatenate(experts, axis=1 if "down_proj" in tail else 0)
+
+    tails = PLAIN | {name: f"{module}.weight" for name, module in MATRICES.items()}
+    p = {name: torch.from_numpy(np.stack([one(i, tail) for i in range(shape.layers)])) for name, tail in tails.items()}
+    p["shared_sigmoid"] = p["shared_sigmoid"].flatten(1)
+    return p | {"embed": torch.from_numpy(weights["model.embed_tokens.weight"]), "norm": torch.from_numpy(weights["model.norm.weight"])}

@@ -50,6 +50,7 @@ typedef struct sl_engine_options {
     /* Loading and prefill progress; called from the loading or scheduler thread. done and total are bytes or tokens. */
     void (*progress)(void *user, sl_stage stage, uint64_t done, uint64_t total);
     void *progress_user;
+    const char *device; /* NULL or "cpu": native; "metal", "soft", ... (see gpu.h): kernels on that device */
 } sl_engine_options;
 #define SL_ENGINE_OPTIONS_INIT                                                                                         \
     { .size = sizeof(sl_engine_options) }
@@ -63,9 +64,9 @@ typedef struct sl_engine_info {
     char path[1024];
     char container[32]; /* "gguf", "safetensors" */
     char architecture[64];
-    char formats[256]; /* weight formats in use */
-    char numeric[16], isa[16], reader[64], kv_type[16];
-    char approximation[128]; /* "" or what was asked for by name */
+    char formats[256];                                  /* weight formats in use */
+    char numeric[16], isa[64], reader[64], kv_type[16]; /* isa: instruction set, or device */
+    char approximation[128];                            /* "" or what was asked for by name */
     int layers, moe_layers, hidden, heads, kv_heads, head_dim, vocab;
     int experts, experts_per_token, context, model_context;
     int threads, chunk;

@@ -36,7 +36,7 @@ typedef struct cli_args {
     /* engine */
     uint64_t memory; /* 0: automatic */
     int threads, context, chunk, max_slots, experts_per_token, read_depth;
-    const char *kv_type, *numeric, *isa, *reader;
+    const char *kv_type, *numeric, *isa, *reader, *device;
     bool buffered, prefetch;
     /* prompt */
     const char *file, *system;

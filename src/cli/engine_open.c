@@ -79,6 +79,7 @@ static sl_engine_options engine_options(const cli_args *a, bool plan_only) {
     o.kv_type = a->kv_type;
     o.numeric = a->numeric;
     o.isa = a->isa;
+    o.device = a->device;
     o.reader = a->reader;
     o.buffered = a->buffered;
     o.prefetch = a->prefetch;

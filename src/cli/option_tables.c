@@ -17,6 +17,8 @@ const cli_option cli_engine_options[] = {
     {"numeric", 0, CLI_CHOICE, AT(numeric), 0, 0, "q8|exact",
      "q8: activations rounded to 8 bits (default); exact: float32 scalar, slow, the oracle"},
     {"isa", 0, CLI_CHOICE, AT(isa), 0, 0, "scalar|avx2|avx512|neon", "instruction set (default: the best there is)"},
+    {"device", 0, CLI_TEXT, AT(device), 0, 0, "cpu|metal|soft[:N]",
+     "what computes (default: cpu); soft runs the GPU's kernels on the CPU: slow, for tests"},
     {"reader", 0, CLI_CHOICE, AT(reader), 0, 0, "auto|uring|pread", "how experts are read (default: auto)"},
     {"read-depth", 0, CLI_INT, AT(read_depth), 1, 4096, "N", "reads in flight (default: the reader's)"},
     {"buffered", 0, CLI_FLAG, AT(buffered), 0, 0, NULL, "read experts through the page cache, not with O_DIRECT"},

@@ -128,6 +128,24 @@ static bool open_model(sl_engine *e, sl_error *err) {
     return set_sizes(e, err) && open_tokenizer(e, err);
 }
 
+/* ---- device ------------------------------------------------------------------------------------------------------ */
+
+static bool wants_gpu(const sl_engine_options *o) {
+    return o->device && strcmp(o->device, "cpu") != 0;
+}
+
+static bool open_device(sl_engine *e, sl_error *err) {
+    if (!wants_gpu(&e->options))
+        return true;
+    sl_gpu_options o = SL_GPU_OPTIONS_INIT;
+    o.device = e->options.device;
+    o.log = e->options.log;
+    o.log_user = e->options.log_user;
+    o.log_level = e->options.log_level;
+    e->gpu = sl_gpu_open(&o, err);
+    return e->gpu != NULL;
+}
+
 /* ---- numerics --------------------------------------------------------------------------------------------------- */
 
 typedef struct numerics {
@@ -146,12 +164,25 @@ static bool choose_numerics(sl_engine *e, numerics *out, sl_error *err) {
     if (!choose("kv_type", wanted, kinds, SL_COUNT(kinds), &kind, err))
         return false;
     *out = (numerics){mode == 1 ? SL_NUMERIC_EXACT : SL_NUMERIC_Q8, formats[kind]};
-    snprintf(e->numeric, sizeof e->numeric, "%s", modes[mode]);
+    if (wants_gpu(&e->options) && (mode == 1 || e->options.isa))
+        return sl_fail(err, SL_ERR_ARGUMENT, "numeric exact and isa are of the CPU: device %s computes in its own way",
+                       e->options.device);
+    snprintf(e->numeric, sizeof e->numeric, "%s", wants_gpu(&e->options) ? "gpu" : modes[mode]);
     snprintf(e->kv_type, sizeof e->kv_type, "%s", kinds[kind]);
     return true;
 }
 
+/* Kernels see KV in a bounded number of slabs: the least slab that holds a context's share. */
+static uint64_t least_slab(const sl_engine *e, const sl_kv_layout *kv) {
+    uint64_t blocks = ((uint64_t)e->context + SL_KV_PAGE_TOKENS - 1) / SL_KV_PAGE_TOKENS, slab = 64 << 10;
+    while (e->gpu && slab / kv->block_bytes * SL_GPU_KV_SLABS < blocks && slab < UINT64_MAX / 4)
+        slab *= 2;
+    return slab;
+}
+
 static sl_ops *open_ops(sl_engine *e, sl_mem *mem, const numerics *n, sl_error *err) {
+    if (e->gpu)
+        return sl_ops_gpu_new(e->gpu, mem, err);
     sl_ops_cpu_options o = {.pool = e->pool, .mem = mem, .numeric = n->numeric, .isa = e->options.isa};
     return sl_ops_cpu_new(&o, err);
 }
@@ -238,7 +269,7 @@ static bool measure_chunk(sl_engine *e, const numerics *n, int32_t chunk, uint64
 
 /* Halves the chunk where the options leave it open; false: it is at its least. */
 static bool shrink_chunk(sl_engine *e, const numerics *n, engine_plan_input *in) {
-    if (e->options.chunk || e->chunk <= LEAST_CHUNK)
+    if (e->options.chunk || e->gpu || e->chunk <= LEAST_CHUNK)
         return false;
     int32_t half = e->chunk / 2 > LEAST_CHUNK ? e->chunk / 2 : LEAST_CHUNK;
     return measure_chunk(e, n, half, &in->scratch, NULL);
@@ -250,6 +281,9 @@ static bool choose_chunk(sl_engine *e, const numerics *n, engine_plan_input *in,
     enum { SCRATCH_SHARE = 8 };
     uint64_t budget = e->options.memory ? e->options.memory : sl_memory_limit(NULL) / 4 * 3;
     int32_t chunk = e->chunk;
+    /* On a GPU a row's bits depend on the chunk, which therefore does not follow the memory. */
+    if (e->gpu)
+        return measure_chunk(e, n, chunk, &in->scratch, err);
     if (!e->options.chunk && !measure_chunk(e, n, LEAST_CHUNK, &in->scratch_least, err))
         return false;
     if (!measure_chunk(e, n, chunk, &in->scratch, err))
@@ -294,6 +328,7 @@ static bool plan_budget(sl_engine *e, const numerics *n, bool direct, sl_kv_layo
     in.later = later_bytes(e);
     in.resident = sl_model_resident_bytes(e->model);
     in.kv_block = kv->block_bytes;
+    in.least_slab = least_slab(e, kv);
     in.context_blocks = (e->context + SL_KV_PAGE_TOKENS - 1) / SL_KV_PAGE_TOKENS;
     bool ok = measure_experts(e, direct, &in, &slot_bytes, err);
     if (ok) {
@@ -399,7 +434,7 @@ static bool open_rest(sl_engine *e, engine_wrap_reader wrap, void *user, sl_erro
     if (!choose_numerics(e, &n, err))
         return false;
     e->pool = sl_pool_new(e->threads, err);
-    if (!e->pool)
+    if (!e->pool || !open_device(e, err))
         return false;
     sl_reader *reader = moe ? open_reader(e, wrap, user, err) : NULL;
     if (moe && !reader)
@@ -431,7 +466,8 @@ sl_engine *engine_open_wrapped(const sl_engine_options *o, engine_wrap_reader wr
     e->log = (sl_log){e->options.log, e->options.log_user, e->options.log_level};
     ok = ok && check_options(&e->options, err) && open_model(e, err) && open_rest(e, wrap, user, err);
     /* The strings are the caller's. */
-    e->options.model = e->options.kv_type = e->options.numeric = e->options.isa = e->options.reader = NULL;
+    e->options.model = e->options.kv_type = e->options.numeric = e->options.isa = e->options.reader =
+        e->options.device = NULL;
     if (ok)
         return e;
     sl_engine_close(e);
@@ -450,6 +486,7 @@ void sl_engine_close(sl_engine *e) {
     engine_kv_free(e->kv);
     sl_model_free(e->model);
     sl_ops_free(e->ops);
+    sl_gpu_close(e->gpu);
     sl_mem_free(e->mem);
     sl_pool_free(e->pool);
     sl_tokenizer_free(e->tokenizer);

@@ -178,6 +178,7 @@ struct sl_engine {
     sl_model *model;
     sl_pool *pool;
     sl_mem *mem;
+    sl_gpu *gpu; /* NULL: the CPU */
     sl_ops *ops;
     sl_expert_layer *expert_layers; /* [MoE layers] */
     sl_experts *experts;            /* NULL: a dense model */
@@ -185,7 +186,7 @@ struct sl_engine {
     sl_kv_layout kv_layout;
     engine_plan plan;
     uint64_t scratch_bytes, slot_bytes, kv_token_bytes; /* for info; slot_bytes of the largest class */
-    char reader_name[64], isa[16], numeric[16], kv_type[16], formats[256], approximation[128];
+    char reader_name[64], isa[64], numeric[16], kv_type[16], formats[256], approximation[128];
     uint64_t fingerprint; /* of the model, for snapshots; 0: not yet computed (L) */
     int32_t vocab, context, chunk, max_sequences, threads;
     int32_t max_rows, max_outs; /* of a step */

@@ -10,6 +10,7 @@
 
 #include "base/base.h"
 #include "quant/quant.h"
+#include "sluice/gpu.h"
 
 typedef struct sl_ops sl_ops;
 
@@ -196,6 +197,18 @@ typedef struct sl_ops_cpu_options {
 } sl_ops_cpu_options;
 
 sl_ops *sl_ops_cpu_new(const sl_ops_cpu_options *options, sl_error *err);
+/* Kernels on a device of gpu.h, which is borrowed, as is mem; numerics are the kernels' own (float, half tiles where
+ * there are many rows). */
+sl_ops *sl_ops_gpu_new(sl_gpu *gpu, sl_mem *mem, sl_error *err);
+
+enum { SL_GPU_KV_SLABS = 16 }; /* KV slabs that its kernels see */
+
+/* What a GPU's steps took since reset; zeros on the CPU. */
+typedef struct sl_ops_gpu_counts {
+    uint64_t lists, waits, wait_ns, gpu_ns; /* lists submitted; host waits and their time; the device's own time */
+    uint64_t hidden_waits;                  /* waits for experts while the device was computing others */
+} sl_ops_gpu_counts;
+void sl_ops_gpu_counts_get(const sl_ops *ops, sl_ops_gpu_counts *out);
 void sl_ops_free(sl_ops *ops);
 const char *sl_ops_isa(const sl_ops *ops);
 

@@ -205,3 +205,11 @@ bool ops_check_step(const ops_memory *m, const sl_program *p, const sl_step *s, 
     }
     return check_out_rows(s, err) && (!attends || check_positions(m, s, err));
 }
+
+/* A row that failed in a layer below stores keys and values that are not its own: the rows of its sequence behind it
+ * fail too. */
+void ops_spread_failures(const sl_step *s) {
+    for (int32_t i = 1; s->row_failed && i < s->rows; i++)
+        if (s->row_failed[i - 1] && s->seq[i] == s->seq[i - 1])
+            s->row_failed[i] = 1;
+}

@@ -147,14 +147,6 @@ static const float *norm_of(const sl_ops_cpu *o, const sl_weight *w) {
     return has_weight(w) ? (const float *)(const void *)ops_at(o, w->buffer, w->offset[0]) : NULL;
 }
 
-/* A row that failed in a layer below stores keys and values that are not its own: the rows of its sequence behind it
- * fail too. */
-static void spread_failures(const sl_step *s) {
-    for (int32_t i = 1; s->row_failed && i < s->rows; i++)
-        if (s->row_failed[i - 1] && s->seq[i] == s->seq[i - 1])
-            s->row_failed[i] = 1;
-}
-
 void cpu_run_attention(cpu_run *r, const op *o) {
     const sl_attention *a = &o->u.attention.a;
     attention_job j = {.r = r,
@@ -170,7 +162,7 @@ void cpu_run_attention(cpu_run *r, const op *o) {
                        .q_norm = norm_of(r->o, &a->q_norm),
                        .k_norm = norm_of(r->o, &a->k_norm),
                        .block_row = r->o->scratch.blocks};
-    spread_failures(r->step);
+    ops_spread_failures(r->step);
     fill_rope(r, &a->rope);
     j.blocks = cut_blocks(r->step, j.block_row);
     sl_pool_run(r->o->pool, r->step->rows, 4, prepare_rows, &j);

@@ -22,6 +22,12 @@ typedef struct ops_memory {
     sl_expert_source experts;
 } ops_memory;
 
+/* Every implementation begins with these two. */
+typedef struct ops_common {
+    sl_ops base;
+    ops_memory known;
+} ops_common;
+
 bool ops_memory_init(ops_memory *m, sl_mem *mem, sl_error *err);
 void ops_memory_clear(ops_memory *m);
 /* 0: error */
@@ -38,6 +44,8 @@ static inline bool has_weight(const sl_weight *w) {
 /* ops_check.c: that every operand of a program lies in its buffer; that what a step says of rows, sequences and pages
  * fits the program. */
 bool ops_check_program(const ops_memory *m, const sl_program *p, sl_error *err);
+/* Before attention: rows behind a failed one of their sequence fail too. */
+void ops_spread_failures(const sl_step *s);
 bool ops_check_step(const ops_memory *m, const sl_program *p, const sl_step *step, sl_error *err);
 
 #endif

@@ -31,6 +31,25 @@ float rng_normal(rng *r) {
 
 /* ---- operands ---------------------------------------------------------------------------------------------------- */
 
+static sl_ops *open_cpu(rig *g, const rig_options *o) {
+    sl_error err = {0};
+    sl_ops_cpu_options ops = {.pool = g->pool, .mem = g->mem, .numeric = o->numeric, .isa = o->isa};
+    return sl_ops_cpu_new(&ops, &err);
+}
+
+static sl_ops *open_gpu(rig *g, const rig_options *o) {
+    sl_error err = {0};
+    sl_gpu_options gpu = SL_GPU_OPTIONS_INIT;
+    gpu.device = o->device;
+    gpu.check = o->check;
+    gpu.seed = o->seed;
+    g->gpu = sl_gpu_open(&gpu, &err);
+    sl_ops *ops = g->gpu ? sl_ops_gpu_new(g->gpu, g->mem, &err) : NULL;
+    if (!ops)
+        print_message("SKIP: device %s: %s\n", o->device, err.message);
+    return ops;
+}
+
 bool rig_open(rig *g, const rig_options *o) {
     sl_error err = {0};
     *g = (rig){0};
@@ -38,8 +57,7 @@ bool rig_open(rig *g, const rig_options *o) {
     g->pool = sl_pool_new(o->threads ? o->threads : 2, &err);
     assert_non_null(g->mem);
     assert_non_null(g->pool);
-    sl_ops_cpu_options ops = {.pool = g->pool, .mem = g->mem, .numeric = o->numeric, .isa = o->isa};
-    g->ops = sl_ops_cpu_new(&ops, &err);
+    g->ops = o->device ? open_gpu(g, o) : open_cpu(g, o);
     if (!g->ops)
         rig_close(g);
     return g->ops != NULL;
@@ -47,6 +65,7 @@ bool rig_open(rig *g, const rig_options *o) {
 
 void rig_close(rig *g) {
     sl_ops_free(g->ops);
+    sl_gpu_close(g->gpu);
     sl_pool_free(g->pool);
     sl_mem_free(g->mem);
     for (size_t i = 0; i < g->block_count; i++)
@@ -65,6 +84,8 @@ void *rig_memory(rig *g, size_t bytes) {
 }
 
 void rig_rank_bytes(rig *g, int64_t bytes) {
+    if (g->gpu)
+        return;
     ((sl_ops_cpu *)g->ops)->rank_bytes = bytes;
 }
 
@@ -79,7 +100,8 @@ sl_view rig_view(rig *g, sl_rows rows, int32_t max_rows, int32_t cols, int32_t p
 }
 
 float *rig_row(const rig *g, const sl_view *v, int32_t row) {
-    return view_rows((const sl_ops_cpu *)g->ops, v) + row * v->stride;
+    const ops_memory *m = &((const ops_common *)g->ops)->known;
+    return (float *)(void *)(m->buffers[v->buffer].base + v->offset) + row * v->stride;
 }
 
 sl_matrix rig_matrix(rig *g, rng *r, sl_format_id format, int64_t rows, int64_t cols, float magnitude,

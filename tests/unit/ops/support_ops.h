@@ -18,6 +18,7 @@ float rng_normal(rng *r);             /* roughly normal, mean 0, deviation 1 */
 typedef struct rig {
     sl_mem *mem;
     sl_pool *pool;
+    sl_gpu *gpu; /* NULL: the CPU */
     sl_ops *ops;
     void **blocks; /* freed with it */
     size_t block_count, block_capacity;
@@ -27,10 +28,13 @@ typedef struct rig_options {
     sl_numeric numeric;
     const char *isa;
     int threads;
-    uint64_t budget; /* 0: plenty */
+    uint64_t budget;    /* 0: plenty */
+    const char *device; /* NULL: the CPU; else a device of gpu.h */
+    bool check;         /* soft: checking mode */
+    uint64_t seed;      /* soft: order of threads */
 } rig_options;
 
-/* False where the machine has no such instruction set. */
+/* False where the machine has no such instruction set or device. */
 bool rig_open(rig *g, const rig_options *o);
 void rig_close(rig *g);
 /* Zeroed memory that lives as long as the rig. */

@@ -10,7 +10,7 @@ enum {
     TINY_HIDDEN = 64,
     TINY_HEADS = 4,
     TINY_KV_HEADS = 2,
-    TINY_HEAD_DIM = 32,
+    TINY_HEAD_DIM = 64,
     TINY_VOCAB = 50,
     TINY_EXPERTS = 8,
     TINY_PAGES = 4, /* per sequence */

@@ -1,0 +1,224 @@
+/* Private to ops: the implementation that encodes Metal kernels (src/kernels) on a device of gpu.h.
+ *
+ * A step is encoded operation by operation into one list; only a MoE layer that has to wait for its experts ends a list
+ * and waits. Weights, scratch, KV and expert slots are the budgeted allocator's memory, wrapped without a copy. Kernels
+ * are compiled for the formats that a program has. */
+#ifndef SL_OPS_GPU_H
+#define SL_OPS_GPU_H
+
+#include "kernels/args.h"
+#include "ops/kernels.h"
+#include "ops/ops_memory.h"
+#include "sluice/gpu.h"
+
+/* Rows from which on products run on the matrix units; and how long a list may take before the step fails. */
+enum {
+    GPU_EXPERTS = 2048 /* of a layer, at most */,
+    GPU_MATMUL_ROWS = 16,
+    GPU_SPLITS = 64 /* (row, split) pairs that few rows may have together */
+};
+#define GPU_TIMEOUT_NS (600ull * 1000 * 1000 * 1000)
+
+/* Files of src/kernels, each a library. */
+typedef enum gpu_file {
+    GPU_MATVEC,
+    GPU_MATMUL,
+    GPU_ROWS,
+    GPU_PREPARE, /* attention */
+    GPU_DECODE,
+    GPU_PREFILL,
+    GPU_MOE,
+    GPU_EXPERT,
+    GPU_FILES
+} gpu_file;
+
+/* Memory as a kernel sees it. */
+typedef struct gpu_span {
+    sl_gpu_buffer *buffer;
+    uint64_t offset, length;
+} gpu_span;
+
+/* A block of host memory that is wrapped. */
+typedef struct gpu_region {
+    const uint8_t *base;
+    uint64_t bytes;
+    sl_gpu_buffer *buffer;
+    enum {
+        GPU_ALLOCATED,
+        GPU_REMEMBERED,
+        GPU_PASSING
+    } kind; /* the allocator's; a caller's until it is forgotten, or
+              for one list only */
+} gpu_region;
+
+typedef struct gpu_pipe {
+    gpu_file file;
+    char entry[64];
+    uint32_t constants; /* bit i: SL_FC_i is true */
+    sl_gpu_pipeline *pipeline;
+} gpu_pipe;
+
+/* What programs need room for; the most of each. */
+typedef struct gpu_extent {
+    int64_t rows, widest, inner, hidden, pairs, experts, top_k, tiles, heads, head_dim, shared;
+} gpu_extent;
+
+/* Scratch of the implementation, all in one span. */
+typedef struct gpu_scratch {
+    void *span;
+    uint64_t bytes;
+    gpu_extent extent;
+    uint8_t *step;                     /* sl_step_head and its arrays */
+    uint8_t *half, *unscale;           /* rows for the matrix units; of pairs too */
+    uint8_t *partial;                  /* attention over splits */
+    uint8_t *router, *chosen, *weight; /* [rows][experts], [rows][top_k] twice */
+    uint8_t *table;                    /* two snapshots of [experts][SL_PARTS] u64: hits, misses */
+    uint8_t *pairs, *tiles, *tile_count;
+    uint8_t *inner, *up; /* [pairs][inner] */
+    uint8_t *out, *done; /* [pairs][hidden], [pairs] */
+    uint8_t *status;     /* [rows]: combine's complaints */
+    uint8_t *shared_out, *shared_gate, *shared_inner, *shared_up;
+    uint8_t *cos_sin;
+} gpu_scratch;
+
+typedef struct sl_ops_gpu {
+    sl_ops base;
+    ops_memory known;
+    sl_gpu *gpu; /* borrowed */
+    sl_gpu_stream *stream;
+    sl_gpu_list *list; /* being encoded; NULL: none */
+    gpu_region *regions;
+    size_t region_count, region_capacity;
+    uint64_t unmapped;      /* sl_mem_unmapped when regions were last looked through */
+    kernel_format *formats; /* of the libraries */
+    size_t format_count, format_capacity;
+    sl_gpu_library *library[GPU_FILES];
+    gpu_pipe *pipes;
+    size_t pipe_count, pipe_capacity;
+    gpu_scratch scratch;
+    sl_ops_times times;
+    sl_ops_gpu_counts counts;
+    char isa[64];
+} sl_ops_gpu;
+
+/* A running step. */
+typedef struct gpu_run {
+    sl_ops_gpu *o;
+    const sl_program *p;
+    sl_step *step;
+    sl_error *err;
+    int32_t combined; /* MoE layer whose status is to be looked at after the next wait; -1: none */
+} gpu_run;
+
+/* ---- ops_gpu_memory.c ---- */
+
+/* The bytes at p as a kernel sees them; buffer NULL: error. Memory that nobody has told of is wrapped for the list that
+ * is being encoded. */
+gpu_span gpu_span_of(sl_ops_gpu *o, const void *p, uint64_t bytes, sl_error *err);
+/* Memory that the allocator does not know stays wrapped until gpu_forget. */
+bool gpu_remember(sl_ops_gpu *o, const void *base, uint64_t bytes, sl_error *err);
+void gpu_forget(sl_ops_gpu *o, const void *base);
+/* Drops what was wrapped for one list. */
+void gpu_forget_passing(sl_ops_gpu *o);
+/* Drops what was given back to the system; between lists. */
+void gpu_regions_refresh(sl_ops_gpu *o);
+void gpu_regions_free(sl_ops_gpu *o);
+
+static inline uint8_t *gpu_at(const sl_ops_gpu *o, sl_buffer b, uint64_t offset) {
+    return o->known.buffers[b].base + offset;
+}
+
+/* ---- ops_gpu_library.c ---- */
+
+/* The variant for a matrix whose rows begin at these addresses. */
+kernel_format gpu_format_of(const sl_matrix *m, const void *const part[3]);
+/* The format goes into the libraries; with all its alignments where part is NULL. */
+bool gpu_format_add(sl_ops_gpu *o, const sl_matrix *m, const void *const part[3], sl_error *err);
+/* Compiled and kept at first use. NULL: error. */
+sl_gpu_pipeline *gpu_pipeline(sl_ops_gpu *o, gpu_file file, const char *entry, uint32_t constants, sl_error *err);
+void gpu_libraries_drop(sl_ops_gpu *o);
+
+/* ---- ops_gpu_call.c: one dispatch ---- */
+
+typedef struct gpu_call {
+    gpu_run *r;
+    sl_gpu_pipeline *pipeline; /* NULL: an error has been met */
+    sl_gpu_binding binding[SL_GPU_SLOTS];
+    size_t count;
+    sl_gpu_threadgroup_length length[2];
+    size_t length_count;
+} gpu_call;
+
+/* Begins a call of `entry` (printf-like) with arguments in slot 0. */
+gpu_call gpu_call_begin(gpu_run *r, gpu_file file, uint32_t constants, const void *args, size_t size,
+                        const char *entry);
+/* bytes at p in a slot; p NULL: what slot 1 has (an operand this variant does not read). */
+void gpu_call_bind(gpu_call *c, int slot, const void *p, uint64_t bytes);
+/* A few bytes of the host's, copied: at most SL_GPU_BYTES_MAX. */
+void gpu_call_bytes(gpu_call *c, int slot, const void *bytes, uint64_t size);
+/* The parts of a weight at three slots. */
+void gpu_call_weight(gpu_call *c, int slot, const sl_weight *w);
+/* Length of threadgroup memory `slot`. */
+void gpu_call_threadgroup(gpu_call *c, int slot, uint32_t bytes);
+bool gpu_call_end(gpu_call *c, uint32_t x, uint32_t y, uint32_t z, uint32_t threads);
+/* Submits what was encoded and waits for it. */
+bool gpu_finish(gpu_run *r);
+/* Submits what was encoded. */
+bool gpu_submit_now(gpu_run *r, sl_gpu_ticket *ticket);
+bool gpu_await(gpu_run *r, sl_gpu_ticket ticket);
+
+/* ---- operations ---- */
+
+static inline uint32_t gpu_ceil_div(int64_t a, int64_t b) {
+    return (uint32_t)((a + b - 1) / b);
+}
+static inline int32_t gpu_view_rows(const gpu_run *r, const sl_view *v) {
+    return v->rows == SL_ROWS_OUT ? r->step->outs : r->step->rows;
+}
+static inline float *gpu_view_at(const gpu_run *r, const sl_view *v) {
+    return (float *)(void *)gpu_at(r->o, v->buffer, v->offset);
+}
+static inline uint64_t gpu_rows_bytes(int64_t rows, int64_t stride, int64_t cols) {
+    return (uint64_t)((rows - 1) * stride + cols) * sizeof(float);
+}
+void gpu_bind_step(gpu_call *c, int slot);
+/* dst = silu(dst) * src over rows of the step, per_row of each */
+bool gpu_silu_mul(gpu_run *r, float *dst, const float *src, int64_t stride, int32_t cols, int32_t per_row, bool outs);
+
+sl_weights_args gpu_weights_args(const sl_matrix *m);
+bool gpu_run_embed(gpu_run *r, const op *o);
+bool gpu_run_norm(gpu_run *r, const op *o);
+bool gpu_run_gather(gpu_run *r, const op *o);
+bool gpu_run_linear(gpu_run *r, const op *o);
+bool gpu_run_gate_up(gpu_run *r, const op *o);
+bool gpu_run_logits(gpu_run *r, const op *o);
+bool gpu_run_attention(gpu_run *r, const op *o);
+bool gpu_run_moe(gpu_run *r, const op *o);
+
+/* y = x W^T with rows of x in float at x; many rows go through the matrix units. */
+typedef struct gpu_product {
+    const sl_weight *weight, *bias; /* bias NULL: none */
+    const float *x;
+    float *y;
+    int64_t x_stride, y_stride;
+    int32_t rows;
+    bool outs, add;
+} gpu_product;
+bool gpu_multiply(gpu_run *r, const gpu_product *p);
+/* h = silu(x G^T) * (x U^T); up: room for [rows][inner] where the matrix units are used */
+bool gpu_multiply_gate_up(gpu_run *r, const sl_weight *gate, const sl_weight *up, const gpu_product *p, float *room);
+/* rows (per_row of each of the step's) to half in scratch. */
+bool gpu_to_half(gpu_run *r, const float *x, int64_t stride, int32_t cols, int32_t per_row, bool outs);
+
+/* ---- ops_gpu_scratch.c, ops_gpu_step.c ---- */
+
+/* After a wait: did every pair of the layer combined before get its expert? */
+bool gpu_check_combined(gpu_run *r);
+bool gpu_scratch_fit(sl_ops_gpu *o, const sl_program *p, sl_error *err);
+uint64_t gpu_scratch_need(int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe, int32_t heads,
+                          int32_t head_dim);
+uint64_t gpu_step_bytes(int64_t rows, int64_t pages);
+/* Writes the step buffer. */
+bool gpu_step_fill(gpu_run *r);
+
+#endif

@@ -1,0 +1,123 @@
+/* Attention: angles, norms, rotation and the new keys and values; then few rows split their keys, many go in blocks. */
+#include "ops/ops_gpu.h"
+
+#include <stdio.h>
+
+static const char *const kv_names[] = {[SL_KV_F16] = "f16", [SL_KV_Q8_0] = "q8_0", [SL_KV_F32] = "f32"};
+
+static int32_t splits_of(const gpu_run *r) {
+    int32_t last = 0;
+    for (int32_t i = 0; i < r->step->rows; i++)
+        last = r->step->position[i] > last ? r->step->position[i] : last;
+    return last / SL_ATTENTION_SPLIT + 1;
+}
+
+static sl_attention_args args_of(const gpu_run *r, const op *o) {
+    const sl_attention *a = &o->u.attention.a;
+    const sl_kv_layout *kv = &r->o->known.kv;
+    return (sl_attention_args){.q_stride = (uint64_t)o->src.stride,
+                               .k_stride = (uint64_t)o->u.attention.k.stride,
+                               .v_stride = (uint64_t)o->u.attention.v.stride,
+                               .dst_stride = (uint64_t)o->dst.stride,
+                               .head_bytes = kv->head_bytes,
+                               .plane_bytes = kv->plane_bytes,
+                               .block_bytes = kv->block_bytes,
+                               .layer = (uint32_t)a->layer,
+                               .blocks_per_slab = (uint32_t)kv->blocks_per_slab,
+                               .heads = (uint32_t)a->heads,
+                               .kv_heads = (uint32_t)a->kv_heads,
+                               .head_dim = (uint32_t)a->head_dim,
+                               .rope_dims = (uint32_t)a->rope.dims,
+                               .scale = a->scale,
+                               .eps = a->norm_eps,
+                               .rope_scale = a->rope.scale,
+                               .splits = (uint32_t)splits_of(r)};
+}
+
+/* KV slabs by number; slots without one get the first. */
+static bool bind_kv(gpu_call *c) {
+    const ops_memory *m = &c->r->o->known;
+    uint64_t bytes = (uint64_t)m->kv.blocks_per_slab * m->kv.block_bytes;
+    if (m->kv_count > SL_SLAB_COUNT)
+        return sl_fail(c->r->err, SL_ERR_UNSUPPORTED, "KV in %zu slabs: kernels can see %d", m->kv_count,
+                       SL_SLAB_COUNT);
+    for (size_t i = 0; i < SL_SLAB_COUNT; i++)
+        gpu_call_bind(c, SL_SLAB_FIRST + (int)i, m->kv_slabs[i < m->kv_count ? i : 0], bytes);
+    return true;
+}
+
+static const void *norm_at(const gpu_run *r, const sl_weight *w) {
+    return has_weight(w) ? gpu_at(r->o, w->buffer, w->offset[0]) : NULL;
+}
+
+/* cos and sin of the step's angles; before every layer, as layers may rotate differently. */
+static bool rope_table(gpu_run *r, const sl_attention_args *a, const sl_rope *rope) {
+    gpu_call c = gpu_call_begin(r, GPU_PREPARE, 0, a, sizeof *a, "rope_table");
+    gpu_call_bytes(&c, 1, rope->inv_freq, (uint64_t)(rope->dims / 2) * sizeof(float));
+    gpu_call_bind(&c, 2, r->o->scratch.cos_sin, (uint64_t)r->step->rows * (uint64_t)rope->dims * sizeof(float));
+    gpu_bind_step(&c, 3);
+    return gpu_call_end(&c, (uint32_t)r->step->rows, 1, 1, SL_SIMD);
+}
+
+static bool prepare(gpu_run *r, const op *o, const sl_attention_args *args) {
+    const sl_attention *a = &o->u.attention.a;
+    const sl_view *k = &o->u.attention.k, *v = &o->u.attention.v;
+    uint32_t bits = (has_weight(&a->q_norm) ? 1u << SL_FC_NORM_Q : 0) |
+                    (has_weight(&a->k_norm) ? 1u << SL_FC_NORM_K : 0) | (a->rope.dims ? 1u << SL_FC_ROPE : 0) |
+                    (a->rope.interleaved ? 1u << SL_FC_INTERLEAVED : 0);
+    char entry[64];
+    int32_t rows = r->step->rows;
+    uint64_t norm = (uint64_t)a->head_dim * sizeof(float);
+    snprintf(entry, sizeof entry, "attention_prepare_%s", kv_names[r->o->known.kv.format]);
+    gpu_call c = gpu_call_begin(r, GPU_PREPARE, bits, args, sizeof *args, entry);
+    gpu_call_bind(&c, 1, gpu_view_at(r, &o->src), gpu_rows_bytes(rows, o->src.stride, o->src.cols));
+    gpu_call_bind(&c, 2, gpu_view_at(r, k), gpu_rows_bytes(rows, k->stride, k->cols));
+    gpu_call_bind(&c, 3, gpu_view_at(r, v), gpu_rows_bytes(rows, v->stride, v->cols));
+    gpu_call_bind(&c, 4, norm_at(r, &a->q_norm), norm);
+    gpu_call_bind(&c, 5, norm_at(r, &a->k_norm), norm);
+    gpu_call_bind(&c, 6, r->o->scratch.cos_sin, (uint64_t)rows * (uint64_t)a->rope.dims * sizeof(float) + 4);
+    gpu_bind_step(&c, 7);
+    return bind_kv(&c) && gpu_call_end(&c, (uint32_t)(a->heads + 2 * a->kv_heads), (uint32_t)rows, 1, SL_SIMD);
+}
+
+static bool attend_few(gpu_run *r, const op *o, const sl_attention_args *args) {
+    const sl_attention *a = &o->u.attention.a;
+    char entry[64];
+    int32_t rows = r->step->rows;
+    uint64_t partial = (uint64_t)rows * args->heads * args->splits * (args->head_dim + 2) * sizeof(float);
+    snprintf(entry, sizeof entry, "attention_decode_%s_%d", kv_names[r->o->known.kv.format], a->head_dim);
+    gpu_call c = gpu_call_begin(r, GPU_DECODE, 0, args, sizeof *args, entry);
+    gpu_call_bind(&c, 1, gpu_view_at(r, &o->src), gpu_rows_bytes(rows, o->src.stride, o->src.cols));
+    gpu_call_bind(&c, 2, r->o->scratch.partial, partial);
+    gpu_bind_step(&c, 3);
+    if (!bind_kv(&c) || !gpu_call_end(&c, args->splits, (uint32_t)a->kv_heads, (uint32_t)rows, SL_ATTENTION_THREADS))
+        return false;
+    c = gpu_call_begin(r, GPU_DECODE, 0, args, sizeof *args, "attention_combine");
+    gpu_call_bind(&c, 1, r->o->scratch.partial, partial);
+    gpu_call_bind(&c, 2, gpu_view_at(r, &o->dst), gpu_rows_bytes(rows, o->dst.stride, o->dst.cols));
+    gpu_bind_step(&c, 3);
+    return gpu_call_end(&c, (uint32_t)a->heads, (uint32_t)rows, 1, SL_SIMD);
+}
+
+static bool attend_many(gpu_run *r, const op *o, const sl_attention_args *args) {
+    const sl_attention *a = &o->u.attention.a;
+    const sl_step_head *head = (const sl_step_head *)(const void *)r->o->scratch.step;
+    int32_t rows = r->step->rows, pair = a->head_dim <= 128 && (a->heads / a->kv_heads) % 2 == 0 ? 2 : 1;
+    char entry[64];
+    snprintf(entry, sizeof entry, "attention_prefill_%s_%d_%d", kv_names[r->o->known.kv.format], a->head_dim, pair);
+    gpu_call c = gpu_call_begin(r, GPU_PREFILL, 0, args, sizeof *args, entry);
+    gpu_call_bind(&c, 1, gpu_view_at(r, &o->src), gpu_rows_bytes(rows, o->src.stride, o->src.cols));
+    gpu_call_bind(&c, 2, gpu_view_at(r, &o->dst), gpu_rows_bytes(rows, o->dst.stride, o->dst.cols));
+    gpu_bind_step(&c, 3);
+    return bind_kv(&c) &&
+           gpu_call_end(&c, (uint32_t)(a->heads / pair), (uint32_t)head->blocks, 1, SL_ATTENTION_THREADS);
+}
+
+bool gpu_run_attention(gpu_run *r, const op *o) {
+    sl_attention_args a = args_of(r, o);
+    const sl_rope *rope = &o->u.attention.a.rope;
+    if (rope->dims && !rope_table(r, &a, rope))
+        return false;
+    bool few = r->step->rows < GPU_MATMUL_ROWS && r->step->rows * (int32_t)a.splits <= GPU_SPLITS;
+    return prepare(r, o, &a) && (few ? attend_few(r, o, &a) : attend_many(r, o, &a));
+}

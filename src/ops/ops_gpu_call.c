@@ -1,0 +1,93 @@
+/* One dispatch: its bindings are collected, its pipeline is found, it is encoded into the step's list. */
+#include "ops/ops_gpu.h"
+
+gpu_call gpu_call_begin(gpu_run *r, gpu_file file, uint32_t constants, const void *args, size_t size,
+                        const char *entry) {
+    gpu_call c = {.r = r, .pipeline = gpu_pipeline(r->o, file, entry, constants, r->err)};
+    c.binding[c.count++] = (sl_gpu_binding){.slot = 0, .bytes = args, .length = size};
+    return c;
+}
+
+void gpu_call_bind(gpu_call *c, int slot, const void *p, uint64_t bytes) {
+    if (!c->pipeline)
+        return;
+    sl_gpu_binding b = {.slot = slot};
+    if (p) {
+        gpu_span s = gpu_span_of(c->r->o, p, bytes, c->r->err);
+        if (!s.buffer) {
+            c->pipeline = NULL;
+            return;
+        }
+        b.buffer = s.buffer;
+        b.offset = s.offset;
+        b.length = s.length;
+    } else {
+        b = c->binding[1]; /* not read by this variant */
+        b.slot = slot;
+        b.access = SL_GPU_READ;
+    }
+    c->binding[c->count++] = b;
+}
+
+void gpu_call_bytes(gpu_call *c, int slot, const void *bytes, uint64_t size) {
+    c->binding[c->count++] = (sl_gpu_binding){.slot = slot, .bytes = bytes, .length = size};
+}
+
+void gpu_call_threadgroup(gpu_call *c, int slot, uint32_t bytes) {
+    c->length[c->length_count++] = (sl_gpu_threadgroup_length){slot, bytes};
+}
+
+void gpu_call_weight(gpu_call *c, int slot, const sl_weight *w) {
+    for (int i = 0; i < 3; i++) {
+        uint64_t bytes = (uint64_t)w->matrix.rows * w->matrix.row_bytes[i];
+        gpu_call_bind(c, slot + i, bytes ? gpu_at(c->r->o, w->buffer, w->offset[i]) : NULL, bytes);
+    }
+}
+
+static sl_gpu_list *list_of(gpu_run *r) {
+    if (!r->o->list)
+        r->o->list = sl_gpu_begin(r->o->stream, "step", r->err);
+    return r->o->list;
+}
+
+bool gpu_call_end(gpu_call *c, uint32_t x, uint32_t y, uint32_t z, uint32_t threads) {
+    if (!c->pipeline)
+        return false;
+    sl_gpu_dispatch d = {.pipeline = c->pipeline,
+                         .groups = {x, y, z},
+                         .threads = {threads, 1, 1},
+                         .bindings = c->binding,
+                         .binding_count = c->count,
+                         .lengths = c->length,
+                         .length_count = c->length_count};
+    sl_gpu_list *l = list_of(c->r);
+    return l && sl_gpu_encode(l, &d, c->r->err);
+}
+
+bool gpu_submit_now(gpu_run *r, sl_gpu_ticket *ticket) {
+    sl_gpu_list *l = r->o->list;
+    *ticket = 0;
+    r->o->list = NULL;
+    if (!l)
+        return true;
+    r->o->counts.lists++;
+    return sl_gpu_submit(l, ticket, r->err);
+}
+
+bool gpu_await(gpu_run *r, sl_gpu_ticket ticket) {
+    double seconds = 0;
+    if (!ticket)
+        return true;
+    uint64_t began = sl_now_ns();
+    bool ok = sl_gpu_wait(r->o->stream, ticket, GPU_TIMEOUT_NS, &seconds, r->err);
+    r->o->counts.waits++;
+    r->o->counts.wait_ns += sl_now_ns() - began;
+    r->o->counts.gpu_ns += (uint64_t)(seconds * 1e9);
+    gpu_forget_passing(r->o);
+    return ok;
+}
+
+bool gpu_finish(gpu_run *r) {
+    sl_gpu_ticket ticket;
+    return gpu_submit_now(r, &ticket) && gpu_await(r, ticket);
+}

@@ -1,0 +1,128 @@
+/* Kernels for the formats a program has: libraries compiled at first use, pipelines kept. */
+#include "ops/ops_gpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what is instantiated ---------------------------------------------------------------------------------------- */
+
+kernel_format gpu_format_of(const sl_matrix *m, const void *const part[3]) {
+    uint64_t address[3];
+    for (int i = 0; i < 3; i++)
+        address[i] = (uint64_t)(uintptr_t)part[i];
+    return kernel_format_of(m, address);
+}
+
+static bool add_variant(sl_ops_gpu *o, const kernel_format *f, sl_error *err) {
+    for (size_t i = 0; i < o->format_count; i++)
+        if (o->formats[i].align == f->align && strcmp(o->formats[i].name, f->name) == 0)
+            return true;
+    void *list = o->formats;
+    if (!sl_grow(&list, &o->format_capacity, o->format_count + 1, sizeof *o->formats))
+        return sl_fail(err, SL_ERR_MEMORY, "out of memory");
+    o->formats = list;
+    o->formats[o->format_count++] = *f;
+    gpu_libraries_drop(o);
+    return true;
+}
+
+bool gpu_format_add(sl_ops_gpu *o, const sl_matrix *m, const void *const part[3], sl_error *err) {
+    if (part) {
+        kernel_format f = gpu_format_of(m, part);
+        return add_variant(o, &f, err);
+    }
+    for (uint64_t align = 16; align; align /= 2) {
+        uint64_t address[3] = {align, align, align};
+        kernel_format f = kernel_format_of(m, address);
+        if (!add_variant(o, &f, err))
+            return false;
+    }
+    return true;
+}
+
+/* ---- libraries --------------------------------------------------------------------------------------------------- */
+
+static const char *const file_names[GPU_FILES] = {
+    [GPU_MATVEC] = "matvec.metal",
+    [GPU_MATMUL] = "matmul.metal",
+    [GPU_ROWS] = "rows.metal",
+    [GPU_PREPARE] = "attention_prepare.metal",
+    [GPU_DECODE] = "attention_decode.metal",
+    [GPU_PREFILL] = "attention_prefill.metal",
+    [GPU_MOE] = "moe.metal",
+    [GPU_EXPERT] = "expert.metal",
+};
+
+static sl_gpu_library *library(sl_ops_gpu *o, gpu_file file, sl_error *err) {
+    if (o->library[file])
+        return o->library[file];
+    static const char no_fma[] = "#define SL_FMA_FORMATS(X)\n"; /* measured beside the others, not used */
+    sl_gpu_compile_options options = SL_GPU_COMPILE_OPTIONS_INIT;
+    options.name = file_names[file];
+    size_t size;
+    sl_buf whole = {0};
+    char *source = kernel_source(file_names[file], o->formats, o->format_count, &size, err);
+    if (source && sl_buf_puts(&whole, no_fma) && sl_buf_append(&whole, source, size))
+        o->library[file] = sl_gpu_library_new(o->gpu, whole.data, whole.size, &options, err);
+    else if (source)
+        sl_fail(err, SL_ERR_MEMORY, "out of memory for the source of %s", file_names[file]);
+    free(source);
+    sl_buf_free(&whole);
+    return o->library[file];
+}
+
+/* ---- pipelines --------------------------------------------------------------------------------------------------- */
+
+/* The constants each file has. */
+static const uint32_t file_constants[GPU_FILES] = {
+    [GPU_MATVEC] = 1u << SL_FC_ADD | 1u << SL_FC_BIAS | 1u << SL_FC_OUTS,
+    [GPU_MATMUL] = 1u << SL_FC_ADD | 1u << SL_FC_BIAS | 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES,
+    [GPU_ROWS] = 1u << SL_FC_OUTS,
+    [GPU_PREPARE] =
+        1u << SL_FC_OUTS | 1u << SL_FC_NORM_Q | 1u << SL_FC_NORM_K | 1u << SL_FC_ROPE | 1u << SL_FC_INTERLEAVED,
+    [GPU_DECODE] = 1u << SL_FC_OUTS,
+    [GPU_PREFILL] = 1u << SL_FC_OUTS,
+    [GPU_MOE] = 1u << SL_FC_OUTS | 1u << SL_FC_SIGMOID | 1u << SL_FC_NORMALIZE | 1u << SL_FC_SELECT_BIAS |
+                1u << SL_FC_SHARED | 1u << SL_FC_SHARED_GATE,
+    [GPU_EXPERT] = 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES,
+};
+
+static sl_gpu_pipeline *make_pipeline(sl_ops_gpu *o, gpu_file file, const char *entry, uint32_t constants,
+                                      sl_error *err) {
+    sl_gpu_constant list[32];
+    size_t n = 0;
+    for (int i = 0; i < 32; i++)
+        if (file_constants[file] >> i & 1)
+            list[n++] = (sl_gpu_constant){.id = i, .type = SL_GPU_BOOL, .value.b = constants >> i & 1};
+    sl_gpu_library *l = library(o, file, err);
+    return l ? sl_gpu_pipeline_new(l, entry, list, n, err) : NULL;
+}
+
+sl_gpu_pipeline *gpu_pipeline(sl_ops_gpu *o, gpu_file file, const char *entry, uint32_t constants, sl_error *err) {
+    for (size_t i = 0; i < o->pipe_count; i++) {
+        const gpu_pipe *p = &o->pipes[i];
+        if (p->file == file && p->constants == constants && strcmp(p->entry, entry) == 0)
+            return p->pipeline;
+    }
+    void *list = o->pipes;
+    if (!sl_grow(&list, &o->pipe_capacity, o->pipe_count + 1, sizeof *o->pipes))
+        return sl_fail_null(err, SL_ERR_MEMORY, "out of memory");
+    o->pipes = list;
+    gpu_pipe p = {.file = file, .constants = constants};
+    snprintf(p.entry, sizeof p.entry, "%s", entry);
+    p.pipeline = make_pipeline(o, file, entry, constants, err);
+    if (p.pipeline)
+        o->pipes[o->pipe_count++] = p;
+    return p.pipeline;
+}
+
+void gpu_libraries_drop(sl_ops_gpu *o) {
+    for (size_t i = 0; i < o->pipe_count; i++)
+        sl_gpu_pipeline_free(o->pipes[i].pipeline);
+    o->pipe_count = 0;
+    for (int i = 0; i < GPU_FILES; i++) {
+        sl_gpu_library_free(o->library[i]);
+        o->library[i] = NULL;
+    }
+}

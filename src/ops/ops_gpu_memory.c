@@ -1,0 +1,83 @@
+/* Host memory as kernels see it: the allocator's blocks wrapped whole, once, until they are given back. */
+#include "ops/ops_gpu.h"
+
+#include <stdlib.h>
+
+static void drop(sl_ops_gpu *o, size_t i) {
+    sl_gpu_buffer_free(o->regions[i].buffer);
+    o->regions[i] = o->regions[--o->region_count];
+}
+
+void gpu_regions_refresh(sl_ops_gpu *o) {
+    uint64_t unmapped = sl_mem_unmapped(o->known.mem);
+    if (unmapped == o->unmapped)
+        return;
+    o->unmapped = unmapped;
+    for (size_t i = o->region_count; i-- > 0;)
+        if (o->regions[i].kind == GPU_ALLOCATED)
+            drop(o, i);
+}
+
+void gpu_regions_free(sl_ops_gpu *o) {
+    while (o->region_count)
+        drop(o, o->region_count - 1);
+    free(o->regions);
+    o->regions = NULL;
+}
+
+static gpu_region *find(const sl_ops_gpu *o, const uint8_t *p) {
+    for (size_t i = 0; i < o->region_count; i++)
+        if ((uintptr_t)p - (uintptr_t)o->regions[i].base < o->regions[i].bytes)
+            return &o->regions[i];
+    return NULL;
+}
+
+static gpu_region *add(sl_ops_gpu *o, const void *base, uint64_t bytes, int kind, sl_error *err) {
+    void *list = o->regions;
+    if (!sl_grow(&list, &o->region_capacity, o->region_count + 1, sizeof *o->regions))
+        return sl_fail_null(err, SL_ERR_MEMORY, "out of memory");
+    o->regions = list;
+    sl_gpu_buffer *b = sl_gpu_wrap(o->gpu, (void *)(uintptr_t)base, bytes, err);
+    if (!b)
+        return NULL;
+    o->regions[o->region_count] = (gpu_region){base, bytes, b, kind};
+    return &o->regions[o->region_count++];
+}
+
+bool gpu_remember(sl_ops_gpu *o, const void *base, uint64_t bytes, sl_error *err) {
+    void *block;
+    uint64_t size;
+    if (sl_mem_find(o->known.mem, base, &block, &size))
+        return true; /* wrapped with its block when it is used */
+    return add(o, base, bytes, GPU_REMEMBERED, err) != NULL;
+}
+
+void gpu_forget(sl_ops_gpu *o, const void *base) {
+    for (size_t i = o->region_count; i-- > 0;)
+        if (o->regions[i].kind == GPU_REMEMBERED && o->regions[i].base == base)
+            drop(o, i);
+}
+
+void gpu_forget_passing(sl_ops_gpu *o) {
+    for (size_t i = o->region_count; i-- > 0;)
+        if (o->regions[i].kind == GPU_PASSING)
+            drop(o, i);
+}
+
+gpu_span gpu_span_of(sl_ops_gpu *o, const void *p, uint64_t bytes, sl_error *err) {
+    void *base;
+    uint64_t size;
+    gpu_region *r = find(o, p);
+    if (!r)
+        r = sl_mem_find(o->known.mem, p, &base, &size) ? add(o, base, size, GPU_ALLOCATED, err)
+                                                       : add(o, p, bytes, GPU_PASSING, err);
+    if (!r)
+        return (gpu_span){0};
+    uint64_t offset = (uint64_t)((const uint8_t *)p - r->base);
+    if (bytes > r->bytes - offset) {
+        sl_fail(err, SL_ERR_ARGUMENT, "%llu bytes at offset %llu of a block of %llu", (unsigned long long)bytes,
+                (unsigned long long)offset, (unsigned long long)r->bytes);
+        return (gpu_span){0};
+    }
+    return (gpu_span){r->buffer, offset, bytes};
+}

@@ -1,0 +1,111 @@
+/* Scratch of the GPU implementation: one span, laid out for the widest operation of a program. */
+#include "ops/ops_gpu.h"
+
+#include <string.h>
+
+/* KV pages that the sequences of a step may have together: 4,096 is 262,144 tokens. */
+enum { STEP_PAGES = 4096 };
+
+typedef struct cursor {
+    uint8_t *base; /* NULL: only counts */
+    uint64_t at;
+} cursor;
+
+/* 256 bytes: what every device's bindings may be asked to be aligned to. */
+static uint8_t *take(cursor *c, uint64_t bytes) {
+    uint8_t *p = c->base ? c->base + c->at : NULL;
+    c->at += sl_round_up(bytes, 256);
+    return p;
+}
+
+static uint64_t lay_out(const gpu_extent *e, uint8_t *base, gpu_scratch *s) {
+    cursor c = {base, 0};
+    uint64_t rows = (uint64_t)e->rows, pairs = rows * (uint64_t)e->top_k, f = sizeof(float);
+    uint64_t half_cols = sl_round_up((uint64_t)sl_max_i64(e->widest, e->inner), SL_HALF_PAD);
+    uint64_t half_rows = (uint64_t)sl_max_i64((int64_t)pairs, e->rows), inner = (uint64_t)e->inner;
+    s->step = take(&c, gpu_step_bytes(e->rows, STEP_PAGES));
+    s->half = take(&c, half_rows * half_cols * 2);
+    s->unscale = take(&c, half_rows * f);
+    s->partial = take(&c, GPU_SPLITS * (uint64_t)e->heads * (uint64_t)(e->head_dim + 2) * f);
+    s->cos_sin = take(&c, rows * (uint64_t)e->head_dim * f + 4);
+    s->router = take(&c, rows * (uint64_t)e->experts * f);
+    s->chosen = take(&c, pairs * sizeof(int32_t));
+    s->weight = take(&c, pairs * f);
+    s->table = take(&c, (uint64_t)e->experts * SL_PARTS * sizeof(uint64_t));
+    s->pairs = take(&c, pairs * sizeof(int32_t));
+    s->tiles = take(&c, (uint64_t)e->tiles * sizeof(sl_pair_tile));
+    s->tile_count = take(&c, 2 * sizeof(uint32_t));
+    s->inner = take(&c, pairs * inner * f);
+    s->up = take(&c, pairs * inner * f);
+    s->out = take(&c, pairs * (uint64_t)e->hidden * f);
+    s->done = take(&c, pairs);
+    s->status = take(&c, rows * sizeof(int32_t));
+    s->shared_inner = take(&c, rows * (uint64_t)e->shared * f);
+    s->shared_up = take(&c, rows * (uint64_t)e->shared * f);
+    s->shared_out = take(&c, rows * (uint64_t)e->hidden * f);
+    s->shared_gate = take(&c, rows * f);
+    return c.at;
+}
+
+static void widen(int64_t *v, int64_t to) {
+    *v = sl_max_i64(*v, to);
+}
+
+static void measure_moe(gpu_extent *e, int64_t rows, int64_t hidden, const sl_moe *m) {
+    widen(&e->experts, m->experts);
+    widen(&e->top_k, m->top_k);
+    widen(&e->tiles, rows * m->top_k / SL_MATMUL_TOKENS + m->experts);
+    widen(&e->inner, m->proj[SL_PROJ_GATE].rows);
+    widen(&e->hidden, hidden);
+    widen(&e->widest, hidden);
+    widen(&e->shared, m->shared[SL_PROJ_GATE].matrix.rows);
+    widen(&e->widest, m->shared[SL_PROJ_GATE].matrix.rows);
+}
+
+static void measure_op(gpu_extent *e, const sl_program *p, const op *o) {
+    const sl_attention *a = &o->u.attention.a;
+    widen(&e->widest, o->src.cols);
+    if (o->kind == OP_GATE_UP)
+        widen(&e->shared, o->dst.stride);
+    else if (o->kind == OP_MOE)
+        measure_moe(e, p->max_rows, o->dst.cols, &o->u.moe);
+    else if (o->kind == OP_ATTENTION) {
+        widen(&e->heads, a->heads);
+        widen(&e->head_dim, a->head_dim);
+    }
+}
+
+bool gpu_scratch_fit(sl_ops_gpu *o, const sl_program *p, sl_error *err) {
+    gpu_extent e = o->scratch.extent;
+    widen(&e.rows, p->max_rows);
+    for (size_t i = 0; i < p->count; i++)
+        measure_op(&e, p, &p->list[i]);
+    gpu_scratch s = {0};
+    uint64_t need = lay_out(&e, NULL, &s);
+    if (need > o->scratch.bytes) {
+        sl_mem_span_free(o->known.mem, o->scratch.span);
+        gpu_regions_refresh(o);
+        o->scratch.span = NULL;
+        o->scratch.bytes = 0;
+        void *span = sl_mem_span(o->known.mem, need, SL_USE_SCRATCH, err);
+        if (!span)
+            return false;
+        o->scratch.span = span;
+        o->scratch.bytes = need;
+    }
+    o->scratch.extent = e;
+    lay_out(&e, o->scratch.span, &o->scratch);
+    return true;
+}
+
+/* Before anything is recorded the vocabulary and the outputs are not known here: the caller counts logits once, which
+ * is where the CPU writes them; `widest` covers the dense FFN's inner rows. */
+uint64_t gpu_scratch_need(int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe, int32_t heads,
+                          int32_t head_dim) {
+    gpu_extent e = {.rows = max_rows, .hidden = hidden, .widest = widest, .heads = heads, .head_dim = head_dim};
+    e.shared = widest;
+    if (moe)
+        measure_moe(&e, max_rows, hidden, moe);
+    gpu_scratch s = {0};
+    return sl_round_up(lay_out(&e, NULL, &s), 4096);
+}

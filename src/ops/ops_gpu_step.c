@@ -1,0 +1,77 @@
+/* The step buffer: what changes from step to step, where kernels find it (args.h, sl_step_head). */
+#include "ops/ops_gpu.h"
+
+#include <string.h>
+
+/* Words behind the head for `rows` rows whose sequences have `pages` pages together. */
+uint64_t gpu_step_bytes(int64_t rows, int64_t pages) {
+    return sizeof(sl_step_head) + (uint64_t)(6 * rows + 1 + pages) * sizeof(int32_t);
+}
+
+typedef struct words {
+    int32_t *base;
+    uint32_t at;
+} words;
+
+static uint32_t put(words *w, const int32_t *values, int32_t n) {
+    uint32_t at = w->at;
+    memcpy(w->base + at, values, (size_t)n * sizeof *values);
+    w->at += (uint32_t)n;
+    return at;
+}
+
+/* Pages that the step's positions reach; the tables may be longer. */
+static int32_t pages_used(const sl_step *s, int32_t seq) {
+    int32_t last = -1;
+    for (int32_t i = 0; i < s->rows; i++)
+        if (s->seq[i] == seq && s->position[i] > last)
+            last = s->position[i];
+    return last / SL_KV_PAGE_TOKENS + (last >= 0);
+}
+
+static int64_t all_pages(const sl_step *s) {
+    int64_t n = 0;
+    for (int32_t i = 0; i < s->seq_count; i++)
+        n += pages_used(s, i);
+    return n;
+}
+
+static void put_pages(words *w, const sl_step *s, sl_step_head *head) {
+    head->page_first = w->at;
+    w->at += (uint32_t)s->seq_count;
+    for (int32_t i = 0; i < s->seq_count; i++)
+        w->base[head->page_first + (uint32_t)i] = (int32_t)put(w, s->seqs[i].pages, pages_used(s, i));
+}
+
+/* Blocks of consecutive rows of one sequence, at most SL_ATTENTION_ROWS each. */
+static void put_blocks(words *w, const sl_step *s, sl_step_head *head) {
+    head->block_row = w->at;
+    for (int32_t row = 0, first = 0; row < s->rows; row++) {
+        bool new_block = row == 0 || s->seq[row] != s->seq[row - 1] || row - first == SL_ATTENTION_ROWS;
+        if (new_block) {
+            first = row;
+            w->base[w->at++] = row;
+            head->blocks++;
+        }
+    }
+    w->base[w->at++] = s->rows;
+}
+
+bool gpu_step_fill(gpu_run *r) {
+    const sl_step *s = r->step;
+    gpu_scratch *m = &r->o->scratch;
+    /* seq_count may exceed rows: sequences that take no part have no pages here */
+    if (gpu_step_bytes(sl_max_i64(s->rows, s->seq_count), all_pages(s)) > (uint64_t)(m->half - m->step))
+        return sl_fail(r->err, SL_ERR_ARGUMENT, "a step of %d rows over %lld KV pages is larger than its buffer",
+                       s->rows, (long long)all_pages(s));
+    sl_step_head head = {.rows = s->rows, .outs = s->outs, .seqs = s->seq_count};
+    words w = {(int32_t *)(void *)m->step, sizeof head / sizeof(int32_t)};
+    head.token = put(&w, s->token, s->rows);
+    head.seq = put(&w, s->seq, s->rows);
+    head.position = put(&w, s->position, s->rows);
+    head.out_row = put(&w, s->out_rows, s->outs);
+    put_pages(&w, s, &head);
+    put_blocks(&w, s, &head);
+    memcpy(m->step, &head, sizeof head);
+    return true;
+}

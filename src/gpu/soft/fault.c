@@ -25,6 +25,7 @@ static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, STOP_SIG
 static struct sigaction before[SL_COUNT(signals)];
 static pthread_mutex_t installing = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local soft_worker *here;
+static _Thread_local stack_t stack_before;
 static _Thread_local bool passing_on; /* to a handler that might pass the signal back */
 
 static uintptr_t program_counter(const ucontext_t *u) {
@@ -153,15 +154,21 @@ void soft_faults_install(void) {
     pthread_mutex_unlock(&installing);
 }
 
-void soft_faults_thread(soft_worker *w) {
+void soft_faults_enter(soft_worker *w) {
     stack_t s = {.ss_sp = w->alternate, .ss_size = SOFT_STACK};
     sigset_t none;
-    sigaltstack(&s, NULL);
+    sigaltstack(&s, &stack_before);
     sigemptyset(&none);
     for (size_t i = 0; i < SL_COUNT(signals); i++)
         sigaddset(&none, signals[i]);
     pthread_sigmask(SIG_UNBLOCK, &none, NULL);
     here = w;
+}
+
+void soft_faults_leave(soft_worker *w) {
+    (void)w;
+    here = NULL;
+    sigaltstack(&stack_before, NULL);
 }
 
 void soft_interrupt(soft_worker *w) {
@@ -172,7 +179,11 @@ void soft_interrupt(soft_worker *w) {
 
 void soft_faults_install(void) {}
 
-void soft_faults_thread(soft_worker *w) {
+void soft_faults_enter(soft_worker *w) {
+    (void)w;
+}
+
+void soft_faults_leave(soft_worker *w) {
     (void)w;
 }
 

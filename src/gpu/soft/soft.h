@@ -35,7 +35,7 @@ enum {
 
 /* Functions that run on fibres: a sanitizer's notes on stack frames do not survive a fibre that never returns. */
 #if defined(__clang__)
-#define SOFT_ON_FIBER __attribute__((disable_sanitizer_instrumentation, no_sanitize("undefined")))
+#define SOFT_ON_FIBER __attribute__((disable_sanitizer_instrumentation, no_sanitize("address", "thread", "undefined")))
 #else
 #define SOFT_ON_FIBER __attribute__((no_sanitize("address", "thread", "undefined")))
 #endif
@@ -188,8 +188,9 @@ void soft_group_position(const soft_job *job, uint64_t group, uint32_t out[3]);
 
 /* Puts the handlers of faults in place. */
 void soft_faults_install(void);
-/* Of the calling worker's thread. */
-void soft_faults_thread(soft_worker *w);
+/* At the start and at the end of a worker's thread. */
+void soft_faults_enter(soft_worker *w);
+void soft_faults_leave(soft_worker *w);
 /* Makes a fault that ended the running group the job's error. */
 void soft_fault_report(soft_worker *w, soft_job *job);
 /* Asks a worker to give up its group, wherever its fibre is in the kernel's code. */

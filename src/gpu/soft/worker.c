@@ -45,7 +45,7 @@ static void *worker_main(void *arg) {
     soft_worker *w = arg;
     soft_device *d = w->device;
     uint64_t seen = 0;
-    soft_faults_thread(w);
+    soft_faults_enter(w);
     pthread_mutex_lock(&d->mutex);
     for (;;) {
         while (!d->ending && (!d->job || d->job_number == seen))
@@ -62,6 +62,7 @@ static void *worker_main(void *arg) {
             pthread_cond_broadcast(&d->idle);
     }
     pthread_mutex_unlock(&d->mutex);
+    soft_faults_leave(w);
     return NULL;
 }
 

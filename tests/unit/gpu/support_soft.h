@@ -8,6 +8,18 @@
 /* Before each kernel's text: soft_abi.h and the few words the tests use. */
 extern const char support_soft_prelude[];
 
+/* ThreadSanitizer holds signals back until a thread sleeps: then a loop without barriers cannot be stopped. */
+#if defined(__SANITIZE_THREAD__)
+#define SUPPORT_STOPS_LOOPS 0
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define SUPPORT_STOPS_LOOPS 0
+#endif
+#endif
+#ifndef SUPPORT_STOPS_LOOPS
+#define SUPPORT_STOPS_LOOPS 1
+#endif
+
 typedef struct soft_rig {
     gpu_device *device;
     void *stream;

@@ -87,10 +87,12 @@ static void test_other_faults_pass(void **state) {
 }
 
 static const char *const endless[] = {
+#if SUPPORT_STOPS_LOOPS
     "KERNEL {\n  volatile int n = 0;\n  for (;;) n++;\n}\n",
+    "KERNEL {\n  volatile int n = 0;\n  if (T->index == 5)\n    for (;;) n++;\n  barrier();\n}\n",
+#endif
     "KERNEL {\n  for (;;) barrier();\n}\n",
     "KERNEL {\n  for (;;) if (simd_sum(1) < 0) break;\n}\n",
-    "KERNEL {\n  volatile int n = 0;\n  if (T->index == 5)\n    for (;;) n++;\n  barrier();\n}\n",
 };
 
 /* A group that goes on for ever is stopped after the device's limit, wherever it is. */

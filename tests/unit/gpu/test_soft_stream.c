@@ -151,7 +151,7 @@ static void test_after_an_error(void **state) {
 /* Freeing a stream gives up what it still runs or waits for. */
 static void test_free_while_running(void **state) {
     (void)state;
-    for (int i = 0; i < 2; i++) {
+    for (int i = SUPPORT_STOPS_LOOPS ? 0 : 1; i < 2; i++) {
         soft_rig r;
         void *submission;
         if (!soft_rig_open(&r, 1, false, 0))

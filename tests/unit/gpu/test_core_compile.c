@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static char dir[128];
+static char dir[512];
 
 static int fresh_dir(void **state) {
     fake_reset(state);
@@ -18,7 +18,7 @@ static int fresh_dir(void **state) {
 }
 
 static int remove_dir(void **state) {
-    char command[256];
+    char command[1100];
     snprintf(command, sizeof command, "chmod -R u+rwx %s; rm -rf %s", dir, dir);
     return system(command);
 }
@@ -110,7 +110,7 @@ static void every_option_is_part_of_the_key(void **state) {
 
 /* The device compiles the source itself, so what it includes is part of the key. */
 static void a_changed_include_is_compiled_again(void **state) {
-    char inner[192], outer[192], source[512];
+    char inner[600], outer[600], source[512];
     sl_error err = {0};
     const char *include = dir;
     sl_gpu_compile_options o = SL_GPU_COMPILE_OPTIONS_INIT;
@@ -151,7 +151,7 @@ static void expect_recompiled(const char *why) {
 
 /* Each byte of an entry matters; each length does. */
 static void damaged_entries_are_compiled_again(void **state) {
-    char path[256];
+    char path[1024];
     struct stat st;
     compile_once(NULL);
     assert_int_equal(entries(path, sizeof path), 1);
@@ -178,7 +178,7 @@ static void damaged_entries_are_compiled_again(void **state) {
 }
 
 static void foreign_entries_are_compiled_again(void **state) {
-    char path[256], kept[256], source[64] = "kernel void k(device float *x [[buffer(0)]]) { x[0] = 1; }";
+    char path[1024], kept[1040], source[64] = "kernel void k(device float *x [[buffer(0)]]) { x[0] = 1; }";
     sl_error err = {0};
     compile_once(NULL);
     entries(path, sizeof path);
@@ -224,7 +224,7 @@ static void a_missing_folder_is_made(void **state) {
 }
 
 static void the_oldest_entries_go_first(void **state) {
-    char path[256];
+    char path[1024];
     for (int i = 0; i < 5; i++) {
         snprintf(path, sizeof path, "%s/%d.slgpu", dir, i);
         FILE *f = fopen(path, "w");

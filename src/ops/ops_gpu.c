@@ -146,7 +146,8 @@ static bool encode_op(gpu_run *r, const op *o) {
 static bool encode_all(gpu_run *r) {
     for (size_t i = 0; i < r->p->count; i++) {
         const op *x = &r->p->list[i];
-        if (r->step->outs == 0 && (x->kind == OP_GATHER_OUTS || x->kind == OP_LOGITS))
+        bool for_outs = x->kind == OP_GATHER_OUTS || (x->kind != OP_EMBED && x->src.rows == SL_ROWS_OUT);
+        if (for_outs && r->step->outs == 0)
             continue;
         if (!encode_op(r, x))
             return false;

@@ -202,7 +202,7 @@ enum { THREADS = 4, ROUNDS = 40 };
 typedef struct worker {
     const bench *b;
     int number;
-    char failure[512];
+    char failure[1024];
 } worker;
 
 static bool work_round(worker *w, sl_gpu_stream *stream, int round, sl_error *err) {

@@ -6,13 +6,9 @@
 namespace msl_unit {
 namespace metal {
 
-template <class T> struct msl_rank {
-    static constexpr int value = -1;
-};
+template <class T> struct msl_rank { static constexpr int value = -1; };
 #define MSL_RANK(T, n)                                                                                                 \
-    template <> struct msl_rank<T> {                                                                                   \
-        static constexpr int value = n;                                                                                \
-    };
+    template <> struct msl_rank<T> { static constexpr int value = n; };
 MSL_RANK(bool, 0)
 MSL_RANK(char, 0)
 MSL_RANK(signed char, 0)
@@ -28,34 +24,20 @@ MSL_RANK(bfloat, 2)
 MSL_RANK(float, 4)
 
 /* A: the arm's type with its reference; T, O: both arms' bare types; t, o: their ranks. */
-template <class A, class T, class O, int t, int o> struct msl_arm_type {
-    typedef A type;
-};
+template <class A, class T, class O, int t, int o> struct msl_arm_type { typedef A type; };
 #define MSL_ARM(t, o, result)                                                                                          \
-    template <class A, class T, class O> struct msl_arm_type<A, T, O, t, o> {                                          \
-        typedef result type;                                                                                           \
-    };
+    template <class A, class T, class O> struct msl_arm_type<A, T, O, t, o> { typedef result type; };
 MSL_ARM(0, 1, half)
 MSL_ARM(0, 2, bfloat)
 MSL_ARM(1, 2, float)
 MSL_ARM(2, 1, float)
 MSL_ARM(1, 4, float)
 MSL_ARM(2, 4, float)
-template <class A, class O> struct msl_arm_type<A, int, O *, 0, -1> {
-    typedef O *type;
-};
-template <class T, class O, int o> struct msl_arm_type<const T &, T, O, 0, o> {
-    typedef T type;
-};
-template <class O, int o> struct msl_arm_type<const float &, float, O, 4, o> {
-    typedef float type;
-};
-template <class T, class O> struct msl_arm_type<const T &, T, O, 0, 1> {
-    typedef half type;
-};
-template <class T, class O> struct msl_arm_type<const T &, T, O, 0, 2> {
-    typedef bfloat type;
-};
+template <class A, class O> struct msl_arm_type<A, int, O *, 0, -1> { typedef O *type; };
+template <class T, class O, int o> struct msl_arm_type<const T &, T, O, 0, o> { typedef T type; };
+template <class O, int o> struct msl_arm_type<const float &, float, O, 4, o> { typedef float type; };
+template <class T, class O> struct msl_arm_type<const T &, T, O, 0, 1> { typedef half type; };
+template <class T, class O> struct msl_arm_type<const T &, T, O, 0, 2> { typedef bfloat type; };
 template <class A, class O, class T = remove_cvref_t<A>, class U = remove_cvref_t<O>>
 using msl_arm = typename msl_arm_type<A, T, U, msl_rank<T>::value, msl_rank<U>::value>::type;
 

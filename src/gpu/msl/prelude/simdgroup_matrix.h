@@ -18,7 +18,7 @@ MSL_C uint msl_holder(uint row, uint column) {
     return (row >> 2) << 4 | (column >> 2) << 3 | (row & 3u) << 1 | (column >> 1 & 1u);
 }
 
-template <class T, int C, int R> struct simdgroup_matrix {
+template <class T, int C, int R = C> struct simdgroup_matrix {
     static_assert(C == 8 && R == 8, "simdgroup_matrix is 8 x 8");
     typedef vec<T, 2> storage_type;
     vec<T, 2> msl_e;
@@ -35,7 +35,7 @@ typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
 typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
 
-template <class T, int C, int R> MSL_I simdgroup_matrix<T, C, R> make_filled_simdgroup_matrix(T v) {
+template <class T, int C, int R = C> MSL_I simdgroup_matrix<T, C, R> make_filled_simdgroup_matrix(T v) {
     simdgroup_matrix<T, C, R> m;
     m.msl_e = vec<T, 2>(v);
     return m;

@@ -12,6 +12,8 @@
 #ifdef SL_MSL_CUDA
 #pragma nv_diag_suppress 186 /* an unsigned value compared with zero, in templates */
 #pragma nv_diag_suppress 177 /* declared but not used */
+#define _Static_assert    static_assert
+#define __extension__
 #define MSL_FN            __device__
 #define MSL_I             static __device__ __forceinline__
 #define MSL_M             __device__ __forceinline__ /* member functions */
@@ -466,33 +468,6 @@ MSL_C half operator-(half a) {
 MSL_C bfloat operator-(bfloat a) {
     a.msl_v ^= 0x8000;
     return a;
-}
-
-/* ---- ?: ---------------------------------------------------------------------------------------------------------- */
-
-/* half converts to float and float to half, so C++ finds `c ? h : 0.0f` ambiguous. The translator writes
- * msl_cond(c ? msl_arm(h) : msl_arm(f)): an arm of half or bfloat is wrapped, and the wrapper converts one way only.
- * All else passes through. */
-template <class T> struct msl_arm16 {
-    T v;
-    MSL_MC msl_arm16(T t) : v(t) {}
-    template <class I, msl_if_int<I> = 0> MSL_MC msl_arm16(I i) : v(i) {}
-    template <class F, enable_if_t<is_same_v<F, float> || is_same_v<F, double>, int> = 0> MSL_MC operator F() const {
-        return float(v);
-    }
-};
-template <class T, enable_if_t<!msl_16<remove_cvref_t<T>>::value, int> = 0> MSL_C T &&msl_arm(T &&x) {
-    return static_cast<T &&>(x);
-}
-template <class T, enable_if_t<msl_16<remove_cvref_t<T>>::value, int> = 0>
-MSL_C msl_arm16<remove_cvref_t<T>> msl_arm(T &&x) {
-    return x;
-}
-template <class T> MSL_C T msl_cond(T &&x) {
-    return static_cast<T &&>(x);
-}
-template <class T> MSL_C T msl_cond(msl_arm16<T> x) {
-    return x.v;
 }
 
 } // namespace metal

@@ -287,8 +287,9 @@ static void put_one(tr *m, size_t i) {
 
 /* ---- conditional expressions ------------------------------------------------------------------------------------- */
 
-/* half and bfloat are classes that convert to float and back, so `c ? half : float` would be ambiguous: each arm is cast
- * to what msl_arm (prelude/conditional.h) makes of both arms' types. Arms are copied for that, so only in shallow nests.
+/* half and bfloat are classes that convert to float and back, so `c ? half : float` would be ambiguous: each arm is
+ * cast to what msl_arm (prelude/conditional.h) makes of both arms' types. Arms are copied for that, so only in shallow
+ * nests.
  */
 enum { ARM_DEPTH = 3, ARM_TOKENS = 400 };
 

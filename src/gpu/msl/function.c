@@ -147,15 +147,26 @@ typedef struct function {
     size_t name;
 } function;
 
+static bool is_constructor(const tr *m, const function *f) {
+    const msl_token *t = msl_at(m, f->name);
+    return f->record && t->size == strlen(f->record) && memcmp(t->text, f->record, t->size) == 0 &&
+           f->name + 1 == f->open;
+}
+
 /* What tells functions apart when address spaces are gone. */
 static bool function_key(const tr *m, const function *f, sl_buf *key) {
     sl_buf_printf(key, "%s#%s#%zu#", m->scopes[m->scope], f->record ? f->record : "", f->record_at);
     erased_text(m, f->head.begin, f->head.end, key);
     sl_buf_puts(key, "#");
-    size_t name = f->name;
-    for (size_t i = name; i < f->open; i++) {
+    for (size_t i = f->begin; i < f->open; i++) {
+        static const char *const words[] = {"inline", "static", "constexpr", "explicit", "const", "friend", NULL};
         const msl_token *t = msl_at(m, i);
-        if (msl_is_address_space(t))
+        size_t skipped = msl_skip_attributes(m, i);
+        if (skipped > i) {
+            i = skipped - 1;
+            continue;
+        }
+        if (msl_is_address_space(t) || msl_among(t, words))
             continue;
         sl_buf_append(key, t->text, t->size);
         sl_buf_puts(key, " ");
@@ -167,7 +178,7 @@ static bool function_key(const tr *m, const function *f, sl_buf *key) {
         i = e + 1;
     }
     for (size_t i = f->close; i < f->body && !msl_here(m, i, ":") && !msl_here(m, i, "="); i++)
-        if (msl_here(m, i, "const") || msl_here(m, i, "constant")) {
+        if (!is_constructor(m, f) && (msl_here(m, i, "const") || msl_here(m, i, "constant"))) {
             sl_buf_puts(key, "const");
             break;
         }
@@ -198,7 +209,10 @@ static msl_signature *find_signature(tr *m, const sl_buf *key) {
 static bool first_of_its_kind(tr *m, const function *f, bool *keep) {
     sl_buf key = {0}, body = {0};
     bool defines = msl_here(m, f->body, "{");
-    erased_text(m, f->close + 1, f->end, &body);
+    size_t from = f->close + 1;
+    while (from < f->body && !msl_here(m, from, ":"))
+        from++;
+    erased_text(m, from, f->end, &body);
     msl_signature *s = function_key(m, f, &key) && !body.failed ? find_signature(m, &key) : NULL;
     uint64_t hash = body.data ? hash_text(&body) : 1;
     sl_buf_free(&key);
@@ -350,12 +364,6 @@ static bool emit_tail(tr *m, const function *f, bool constructor) {
         if (!(constructor && msl_is_address_space(msl_at(m, i))) && !msl_emit(m, i, i + 1))
             return false;
     return msl_emit(m, i, f->body);
-}
-
-static bool is_constructor(const tr *m, const function *f) {
-    const msl_token *t = msl_at(m, f->name);
-    return f->record && t->size == strlen(f->record) && memcmp(t->text, f->record, t->size) == 0 &&
-           f->name + 1 == f->open;
 }
 
 static bool find_parts(tr *m, msl_range head, size_t i, size_t end, const char *record, function *f) {

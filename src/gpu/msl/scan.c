@@ -58,14 +58,21 @@ size_t msl_behind(const tr *m, size_t i) {
     return opens(msl_at(m, i)) ? m->match[i] + 1 : i + 1;
 }
 
-size_t msl_behind_angle(const tr *m, size_t i, size_t end) {
+/* `<` opens a list behind a name; elsewhere (`sizeof(T) < 8`) it compares. */
+static bool opens_list(const tr *m, size_t i) {
+    static const char *const words[] = {"return", "sizeof", NULL};
+    return i && msl_name_at(m, i - 1) && !msl_among(msl_at(m, i - 1), words);
+}
+
+/* nested: names behind which `<` stands open lists of their own; else only the one at i does. */
+static size_t find_angle(const tr *m, size_t i, size_t end, bool nested) {
     int depth = 0;
-    for (; i < end; i++) {
+    for (size_t first = i; i < end; i++) {
         const msl_token *t = msl_at(m, i);
         if (opens(t)) {
             i = m->match[i];
         } else if (msl_is(t, "<")) {
-            depth++;
+            depth += i == first || (nested && opens_list(m, i));
         } else if (msl_is(t, ">")) {
             if (--depth == 0)
                 return i + 1;
@@ -74,6 +81,11 @@ size_t msl_behind_angle(const tr *m, size_t i, size_t end) {
         }
     }
     return 0;
+}
+
+size_t msl_behind_angle(const tr *m, size_t i, size_t end) {
+    size_t found = find_angle(m, i, end, true);
+    return found ? found : find_angle(m, i, end, false);
 }
 
 bool msl_attribute_at(const tr *m, size_t i) {

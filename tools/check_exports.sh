@@ -8,7 +8,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # A declaration may go over lines: joined, the name is the last word before the first parenthesis.
-sed 's/^#.*//' "$root"/include/sluice/sluice.h | tr '\n' ' ' | tr ';' '\n' |
+sed 's/^#.*//' "$root"/include/sluice/sluice.h "$root"/include/sluice/gpu.h | tr '\n' ' ' | tr ';' '\n' |
     sed -n 's/.*SL_API[^(]*[ *]\(sl_[a-z0-9_]*\)(.*/\1/p' | sort -u >"$work/declared"
 nm -D --defined-only "$tree/libsluice.so" | awk '$3 !~ /^_(init|fini|end|edata)|^__bss_start/ { print $3 }' | sort -u >"$work/shared"
 nm -g --defined-only "$tree/libsluice.a" 2>/dev/null | awk 'NF == 3 { print $3 }' | sort -u >"$work/static"
@@ -17,7 +17,7 @@ nm -g --defined-only "$tree/libsluice.a" 2>/dev/null | awk 'NF == 3 { print $3 }
 status=0
 for kind in shared static; do
     if ! diff "$work/declared" "$work/$kind" >"$work/difference"; then
-        echo "the $kind libsluice (>) differs from what sluice.h declares (<):"
+        echo "the $kind libsluice (>) differs from what the public headers declare (<):"
         grep '^[<>]' "$work/difference"
         status=1
     fi

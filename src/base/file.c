@@ -11,6 +11,7 @@
 /* O_NONBLOCK: opening a FIFO must not wait for a writer; regular files ignore it. */
 enum { OPEN_FLAGS = O_RDONLY | O_CLOEXEC | O_NONBLOCK };
 
+#ifdef O_DIRECT
 /* The alignment O_DIRECT asks for, found by trying: 512 where the device allows it, else 4096. */
 static uint32_t probe_direct_align(int fd, uint64_t size) {
     void *page = NULL;
@@ -25,6 +26,7 @@ static bool same_file(int fd, const struct stat *as) {
     struct stat st;
     return fstat(fd, &st) == 0 && st.st_dev == as->st_dev && st.st_ino == as->st_ino;
 }
+#endif
 
 static void open_direct(sl_file *f, const struct stat *st) {
     f->direct_fd = -1;

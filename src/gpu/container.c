@@ -8,7 +8,8 @@
 #include <string.h>
 #include <xxhash.h>
 
-static const char begin_marker[8] = "SLGPUBIN", end_marker[8] = "NIBUPGLS";
+static const char begin_marker[8] = {'S', 'L', 'G', 'P', 'U', 'B', 'I', 'N'};
+static const char end_marker[8] = {'N', 'I', 'B', 'U', 'P', 'G', 'L', 'S'};
 enum { VERSION = 1 };
 
 typedef struct header {

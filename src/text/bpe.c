@@ -163,7 +163,7 @@ static bool in_character(const char *p, size_t n, size_t at) {
  * in the reference; elsewhere it is written as U+FFFD, as a reader of broken text would. */
 static bool bytes_to_symbols(const text_bpe *b, text_scratch *s, const char *p, size_t n, size_t *count,
                              sl_error *err) {
-    static const char replacement[3] = "\xef\xbf\xbd";
+    static const char replacement[] = {'\xef', '\xbf', '\xbd'};
     for (size_t i = 0; i < n; i++) {
         int32_t id = b->byte_ids[(uint8_t)p[i]];
         bool ok = true;

@@ -295,7 +295,8 @@ static bool read_object(const workplace *w, bool checked, sl_buf *payload, sl_er
     char *object = sl_read_text(w->object, MOST_OBJECT, &size, err);
     if (!object)
         return false;
-    soft_payload head = {.magic = SOFT_MAGIC, .abi = SOFT_ABI, .checked = checked, .size = size};
+    soft_payload head = {.abi = SOFT_ABI, .checked = checked, .size = size};
+    memcpy(head.magic, SOFT_MAGIC, sizeof head.magic);
     bool ok = sl_buf_append(payload, &head, sizeof head) && sl_buf_append(payload, object, size);
     free(object);
     return ok || sl_fail(err, SL_ERR_MEMORY, "soft: out of memory for %zu bytes of code", size);

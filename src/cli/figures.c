@@ -32,6 +32,29 @@ static void print_experts(FILE *f, const sl_stats *s, const sl_engine_info *info
             cli_size(info->bytes_per_expert, one));
 }
 
+/* Per token, prompt and answer together. */
+static void print_device(FILE *f, const sl_stats *s) {
+    double tokens = (double)(s->prompt_tokens + s->decode_tokens);
+    if (s->gpu_lists == 0 || tokens == 0)
+        return;
+    fprintf(f, "device    per token %.1f command buffers, %.1f host waits of %.2f ms in all, %.2f ms of its own time\n",
+            (double)s->gpu_lists / tokens, (double)s->gpu_waits / tokens, (double)s->gpu_wait_ns / 1e6 / tokens,
+            (double)s->gpu_ns / 1e6 / tokens);
+}
+
+/* Where a token's time went; a device is seen from outside: its waits are in the phases that the host waited in. */
+static void print_phases(FILE *f, const sl_stats *s) {
+    double tokens = (double)(s->prompt_tokens + s->decode_tokens), ms = tokens * 1e6;
+    if (tokens == 0)
+        return;
+    fprintf(f,
+            "phases    per token, ms: attention %.2f, router %.2f, expert wait %.2f, experts %.2f, shared %.2f, "
+            "products %.2f, head %.2f, other %.2f\n",
+            (double)s->time_attention_ns / ms, (double)s->time_router_ns / ms, (double)s->expert_wait_ns / ms,
+            (double)s->time_expert_ns / ms, (double)s->time_shared_ns / ms, (double)s->time_linear_ns / ms,
+            (double)s->time_head_ns / ms, (double)s->time_other_ns / ms);
+}
+
 void cli_print_figures(FILE *f, const sl_engine *e) {
     sl_stats s = get_stats(e);
     sl_engine_info info;
@@ -42,6 +65,8 @@ void cli_print_figures(FILE *f, const sl_engine *e) {
     print_speed(f, "decode", s.decode_tokens, s.decode_ns);
     if (info.experts > 0)
         print_experts(f, &s, &info);
+    print_phases(f, &s);
+    print_device(f, &s);
     fprintf(f, "memory    peak %s of budget %s; process peak %s\n", cli_size(s.memory_peak, peak),
             cli_size(s.memory_budget, budget), cli_size(s.rss_peak, rss));
     fprintf(f, "as        %s, numeric %s on %s, %d threads, KV %s", info.formats, info.numeric, info.isa, info.threads,

@@ -114,6 +114,10 @@ static void fill_steps(const sl_engine *e, sl_stats *s) {
     s->time_shared_ns = t->shared - u->shared;
     s->time_head_ns = t->head - u->head;
     s->time_other_ns = t->other - u->other;
+    s->gpu_lists = t->gpu_lists - u->gpu_lists;
+    s->gpu_ns = t->gpu_time - u->gpu_time;
+    s->gpu_waits = t->gpu_waits - u->gpu_waits;
+    s->gpu_wait_ns = t->gpu_wait_time - u->gpu_wait_time;
 }
 
 void sl_engine_get_stats(const sl_engine *e, sl_stats *stats) {

@@ -203,12 +203,6 @@ sl_ops *sl_ops_gpu_new(sl_gpu *gpu, sl_mem *mem, sl_error *err);
 
 enum { SL_GPU_KV_SLABS = 16 }; /* KV slabs that its kernels see */
 
-/* What a GPU's steps took since reset; zeros on the CPU. */
-typedef struct sl_ops_gpu_counts {
-    uint64_t lists, waits, wait_ns, gpu_ns; /* lists submitted; host waits and their time; the device's own time */
-    uint64_t hidden_waits;                  /* waits for experts while the device was computing others */
-} sl_ops_gpu_counts;
-void sl_ops_gpu_counts_get(const sl_ops *ops, sl_ops_gpu_counts *out);
 void sl_ops_free(sl_ops *ops);
 const char *sl_ops_isa(const sl_ops *ops);
 
@@ -230,6 +224,8 @@ bool sl_ops_add_kv_slab(sl_ops *ops, void *slab, sl_error *err);
 typedef struct sl_ops_times {
     uint64_t attention, linear, router, expert_wait, expert_compute, shared, head, other;
     uint64_t steps, rows;
+    /* of a device, else 0: lists submitted; the device's own time; host waits for it and their time */
+    uint64_t gpu_lists, gpu_time, gpu_waits, gpu_wait_time;
 } sl_ops_times;
 void sl_ops_times_get(const sl_ops *ops, sl_ops_times *out);
 void sl_ops_times_reset(sl_ops *ops);

@@ -212,7 +212,6 @@ static void gpu_times(const sl_ops *ops, sl_ops_times *out) {
 
 static void gpu_times_reset(sl_ops *ops) {
     self(ops)->times = (sl_ops_times){0};
-    self(ops)->counts = (sl_ops_gpu_counts){0};
 }
 
 static const char *gpu_isa(const sl_ops *ops) {
@@ -265,8 +264,4 @@ sl_ops *sl_ops_gpu_new(sl_gpu *gpu, sl_mem *mem, sl_error *err) {
         return NULL;
     }
     return &o->base;
-}
-
-void sl_ops_gpu_counts_get(const sl_ops *ops, sl_ops_gpu_counts *out) {
-    *out = ops->table == &table ? ((const sl_ops_gpu *)ops)->counts : (sl_ops_gpu_counts){0};
 }

@@ -97,7 +97,6 @@ typedef struct sl_ops_gpu {
     size_t pipe_count, pipe_capacity;
     gpu_scratch scratch;
     sl_ops_times times;
-    sl_ops_gpu_counts counts;
     char isa[64];
 } sl_ops_gpu;
 

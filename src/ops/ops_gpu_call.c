@@ -70,7 +70,7 @@ bool gpu_submit_now(gpu_run *r, sl_gpu_ticket *ticket) {
     r->o->list = NULL;
     if (!l)
         return true;
-    r->o->counts.lists++;
+    r->o->times.gpu_lists++;
     return sl_gpu_submit(l, ticket, r->err);
 }
 
@@ -80,9 +80,9 @@ bool gpu_await(gpu_run *r, sl_gpu_ticket ticket) {
         return true;
     uint64_t began = sl_now_ns();
     bool ok = sl_gpu_wait(r->o->stream, ticket, GPU_TIMEOUT_NS, &seconds, r->err);
-    r->o->counts.waits++;
-    r->o->counts.wait_ns += sl_now_ns() - began;
-    r->o->counts.gpu_ns += (uint64_t)(seconds * 1e9);
+    r->o->times.gpu_waits++;
+    r->o->times.gpu_wait_time += sl_now_ns() - began;
+    r->o->times.gpu_time += (uint64_t)(seconds * 1e9);
     gpu_forget_passing(r->o);
     return ok;
 }

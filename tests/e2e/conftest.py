@@ -38,9 +38,13 @@ def golden():
     return REPO / "tests/golden"
 
 
+BUILD = Path(os.environ.get("SLUICE_BUILD", REPO / "build")).resolve()
+os.environ["XDG_CACHE_HOME"] = str(BUILD / "cache")  # compiled kernels: not in the home of whoever runs the tests
+
+
 @pytest.fixture(scope="session")
 def build():
-    return Path(os.environ.get("SLUICE_BUILD", REPO / "build")).resolve()
+    return BUILD
 
 
 @pytest.fixture(scope="session")

@@ -41,6 +41,7 @@ static sl_ops *open_gpu(rig *g, const rig_options *o) {
     sl_error err = {0};
     sl_gpu_options gpu = SL_GPU_OPTIONS_INIT;
     gpu.device = o->device;
+    gpu.cache_dir = o->cache_dir;
     gpu.check = o->check;
     gpu.seed = o->seed;
     g->gpu = sl_gpu_open(&gpu, &err);

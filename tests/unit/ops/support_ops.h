@@ -28,10 +28,11 @@ typedef struct rig_options {
     sl_numeric numeric;
     const char *isa;
     int threads;
-    uint64_t budget;    /* 0: plenty */
-    const char *device; /* NULL: the CPU; else a device of gpu.h */
-    bool check;         /* soft: checking mode */
-    uint64_t seed;      /* soft: order of threads */
+    uint64_t budget;       /* 0: plenty */
+    const char *device;    /* NULL: the CPU; else a device of gpu.h */
+    const char *cache_dir; /* of compiled kernels */
+    bool check;            /* soft: checking mode */
+    uint64_t seed;         /* soft: order of threads */
 } rig_options;
 
 /* False where the machine has no such instruction set or device. */

@@ -2,15 +2,32 @@
  * neither on which experts arrive first nor on the order in which threads run. */
 #include "support_tiny.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 enum { MAX_ROWS = 48 };
+
+static char cache[] = "/tmp/sluice-kernels-XXXXXX"; /* compiled once for all tests here */
+
+static int make_cache(void **state) {
+    return mkdtemp(cache) ? 0 : -1;
+}
+
+static int remove_cache(void **state) {
+    DIR *d = opendir(cache);
+    for (struct dirent *e; d && (e = readdir(d));)
+        unlinkat(dirfd(d), e->d_name, 0);
+    if (d)
+        closedir(d);
+    return rmdir(cache);
+}
 
 typedef struct outcome {
     float logits[MAX_ROWS][TINY_VOCAB];
@@ -18,13 +35,17 @@ typedef struct outcome {
 } outcome;
 
 static tiny *open_on(const char *device, bool check, uint64_t seed, sl_kv_format kv, sl_format_id format) {
-    return tiny_open(&(tiny_options){
-        .rig = {.numeric = SL_NUMERIC_EXACT, .device = device, .check = check, .seed = seed, .threads = 2},
-        .kv = kv,
-        .format = format,
-        .rank_bytes = 1 << 20,
-        .max_rows = MAX_ROWS,
-        .max_outs = MAX_ROWS});
+    return tiny_open(&(tiny_options){.rig = {.numeric = SL_NUMERIC_EXACT,
+                                             .device = device,
+                                             .cache_dir = cache,
+                                             .check = check,
+                                             .seed = seed,
+                                             .threads = 2},
+                                     .kv = kv,
+                                     .format = format,
+                                     .rank_bytes = 1 << 20,
+                                     .max_rows = MAX_ROWS,
+                                     .max_outs = MAX_ROWS});
 }
 
 /* n rows of sequence `seq` from `position` on, all with logits. */
@@ -126,5 +147,5 @@ int main(void) {
         cmocka_unit_test(quantised_weights_and_half_kv_too),
         cmocka_unit_test(order_of_threads_and_experts_changes_no_bit),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_cache, remove_cache);
 }

@@ -1,0 +1,60 @@
+"""The engine with its kernels on the software device, as a user runs it."""
+
+import json
+
+import pytest
+
+PROMPT = "The sea is"
+SMALL = ["--ctx", 128, "--chunk", 16]
+
+
+@pytest.fixture(scope="session")
+def model(repo):
+    path = repo / "models/sluice-smol-moe"
+    assert path.is_dir(), f"{path} is part of the repository"
+    return path
+
+
+def generate(run, model, *options, device="soft", tokens=6):
+    more = ["--device", device] if device else []
+    done = run("run", model, PROMPT, "--raw", "-n", tokens, "--json", "--logprobs", 3, *SMALL, *more, *options, timeout=600)
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="session")
+def on_soft(run, model):
+    return generate(run, model)
+
+
+def test_says_what_it_runs_on(on_soft):
+    figures = on_soft.get("figures", on_soft)
+    assert figures["numeric"] == "gpu"
+    assert figures["isa"].startswith("soft ")
+
+
+def test_the_text_is_that_of_the_cpus_exact_mode(run, model, on_soft):
+    exact = generate(run, model, "--numeric", "exact", device=None)
+    assert on_soft["text"] == exact["text"]
+
+
+def test_no_bit_depends_on_the_cache_of_experts(run, model, on_soft):
+    few = generate(run, model, "--max-slots", 12)
+    assert few["text"] == on_soft["text"]
+    assert few["logprobs"] == on_soft["logprobs"]
+
+
+def test_timing_names_command_buffers_and_waits(run, model):
+    said = run("run", model, PROMPT, "--raw", "-n", 2, "--timing", "--device", "soft", *SMALL, timeout=600).stderr
+    assert "command buffers" in said and "host waits" in said and "router" in said
+
+
+def test_devices_that_are_not_there_are_said_so(run, model):
+    for device, words in (("cuda", "cuda"), ("toaster", "toaster"), ("soft:x", "soft:x")):
+        done = run("run", model, PROMPT, "--device", device, check=False)
+        assert done.returncode != 0
+        assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_exact_numerics_are_the_cpus(run, model):
+    done = run("run", model, PROMPT, "--device", "soft", "--numeric", "exact", check=False)
+    assert done.returncode != 0 and "exact" in done.stderr

@@ -56,7 +56,7 @@ typedef struct cli_args {
     /* bench, eval, plan */
     int warmup, prefill, repeat, window;
     int tokens; /* -1: not given */
-    const char *ids, *reference;
+    const char *ids, *reference, *record;
     bool no_replay;
     uint64_t reserve; /* set by a command: memory it needs itself, taken off --memory */
     /* tokenize */

@@ -16,6 +16,7 @@ typedef struct tally {
     uint64_t rows;  /* rows compared */
     uint64_t agree; /* of them: the same likeliest token */
     uint64_t tokens;
+    reference_writer *record; /* NULL: none is written */
 } tally;
 
 /* log of the sum of exp(logits), or NaN. */
@@ -49,6 +50,8 @@ static bool tally_rows(tally *t, const int32_t *ids, size_t count, size_t row, s
             t->next++;
         }
         t->tokens++;
+        if (t->record && !reference_add(t->record, l, z, err))
+            return false;
         if (!ref)
             continue;
         double kl;
@@ -108,8 +111,8 @@ static bool eval_window(sl_engine *e, batch *b, int vocab, const int32_t *ids, s
     return ok;
 }
 
-static bool eval_ids(sl_engine *e, const int32_t *ids, size_t count, size_t window, reference *ref, tally *t,
-                     sl_error *err) {
+static bool eval_ids(sl_engine *e, const int32_t *ids, size_t count, size_t window, reference *ref, const char *record,
+                     tally *t, sl_error *err) {
     sl_engine_info info;
     batch b = {0};
     cli_get_info(e, &info);
@@ -120,13 +123,20 @@ static bool eval_ids(sl_engine *e, const int32_t *ids, size_t count, size_t wind
         if (ids[i] < 0 || ids[i] >= info.vocab)
             return sl_fail(err, SL_ERR_ARGUMENT, "token %zu is %d, the vocabulary has %d", i, ids[i], info.vocab);
     bool ok = batch_open(&b, &info, err);
+    if (ok && record) {
+        if (window < count)
+            ok = sl_fail(err, SL_ERR_ARGUMENT, "a reference is one window: %zu tokens do not fit in %zu (--tokens)",
+                         count, window);
+        t->record = ok ? reference_create(record, ids, count, info.vocab, err) : NULL;
+        ok = ok && t->record;
+    }
     for (size_t at = 0; ok && at < count; at += window) {
         size_t n = count - at < window ? count - at : window;
         if (n > 1 || count == 1)
             ok = eval_window(e, &b, info.vocab, ids + at, n, ref, t, count, err);
     }
     batch_close(&b);
-    return ok;
+    return reference_finish(t->record, ok, err) && ok;
 }
 
 /* ---- what is evaluated ------------------------------------------------------------------------------------------- */
@@ -166,7 +176,7 @@ static bool eval_text(sl_engine *e, const cli_args *a, tally *t, sl_error *err) 
     if (ok && count < 2)
         ok = sl_fail(err, SL_ERR_ARGUMENT, "%s: %zu tokens, perplexity needs two", a->operand[1], count);
     size_t window = a->window > 0 ? (size_t)a->window : clip(count, info.context);
-    ok = ok && eval_ids(e, ids, count, window, NULL, t, err);
+    ok = ok && eval_ids(e, ids, count, window, NULL, a->record, t, err);
     sl_free(ids);
     return ok;
 }
@@ -175,7 +185,7 @@ static bool eval_reference(sl_engine *e, const cli_args *a, reference *ref, tall
     if (a->operands > 1 && !check_text(e, a, ref, err))
         return false;
     size_t count = clip(ref->positions, a->tokens);
-    return eval_ids(e, ref->tokens, count, count, ref, t, err);
+    return eval_ids(e, ref->tokens, count, count, ref, a->record, t, err);
 }
 
 /* ---- result ------------------------------------------------------------------------------------------------------ */

@@ -83,6 +83,7 @@ const cli_option cli_eval_options[] = {
      "tokens evaluated as one sequence (default: all, at most the context)"},
     {"tokens", 0, CLI_INT, AT(tokens), 2, INT_MAX, "N", "use only the first N tokens of the text"},
     {"reference", 0, CLI_TEXT, AT(reference), 0, 0, "FILE", "recorded log probabilities to compare with: KL and top-1"},
+    {"record", 0, CLI_TEXT, AT(record), 0, 0, "FILE", "record this run's log probabilities as such a reference"},
     END};
 
 const cli_option cli_tokenize_options[] = {

@@ -1,8 +1,11 @@
 #include "reference.h"
 
+#include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { HEADER_BYTES = 24 };
 
@@ -108,4 +111,67 @@ bool reference_compare(reference *r, size_t p, const float *logits, double log_s
         *kl = top_divergence(r, logits, log_sum, best);
     }
     return isfinite(*kl) || sl_fail(err, SL_ERR_NUMERIC, "%s: row %zu is not a distribution", r->path, p);
+}
+
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
+
+struct reference_writer {
+    char *path, *fresh; /* fresh: where it is written until it is complete */
+    FILE *file;
+    float *row;
+    int vocab;
+    size_t left;
+};
+
+static bool write_failed(const reference_writer *w, sl_error *err) {
+    return sl_fail_errno(err, SL_ERR_IO, errno, "%s: cannot write", w->fresh);
+}
+
+reference_writer *reference_create(const char *path, const int32_t *tokens, size_t n, int vocab, sl_error *err) {
+    reference_writer *w = calloc(1, sizeof *w);
+    if (!w)
+        return sl_fail_null(err, SL_ERR_MEMORY, "out of memory for %s", path);
+    uint32_t head[4] = {(uint32_t)n, (uint32_t)vocab, (uint32_t)vocab, 0};
+    w->vocab = vocab;
+    w->left = n;
+    w->path = sl_strdup(path);
+    w->fresh = sl_asprintf("%s.new", path);
+    w->row = calloc((size_t)vocab, sizeof *w->row);
+    bool ok = (w->path && w->fresh && w->row) || sl_fail(err, SL_ERR_MEMORY, "out of memory for %s", path);
+    if (ok) {
+        w->file = fopen(w->fresh, "wbe");
+        ok = w->file && fwrite("SLREF1\0\0", 1, 8, w->file) == 8 && fwrite(head, sizeof head, 1, w->file) == 1 &&
+             fwrite(tokens, sizeof *tokens, n, w->file) == n;
+        if (!ok)
+            write_failed(w, err);
+    }
+    if (ok)
+        return w;
+    reference_finish(w, false, NULL);
+    return NULL;
+}
+
+bool reference_add(reference_writer *w, const float *logits, double log_sum, sl_error *err) {
+    for (int i = 0; i < w->vocab; i++)
+        w->row[i] = (float)((double)logits[i] - log_sum);
+    w->left--;
+    return fwrite(w->row, sizeof *w->row, (size_t)w->vocab, w->file) == (size_t)w->vocab || write_failed(w, err);
+}
+
+bool reference_finish(reference_writer *w, bool complete, sl_error *err) {
+    if (!w)
+        return true;
+    bool ok = true;
+    if (w->file && fclose(w->file) != 0)
+        ok = write_failed(w, err);
+    complete = complete && ok && w->left == 0;
+    if (complete && rename(w->fresh, w->path) != 0)
+        ok = write_failed(w, err);
+    if (w->file && (!complete || !ok))
+        unlink(w->fresh);
+    free(w->path);
+    free(w->fresh);
+    free(w->row);
+    free(w);
+    return ok;
 }

@@ -28,4 +28,12 @@ void reference_close(reference *r);
 bool reference_compare(reference *r, size_t p, const float *logits, double log_sum, double *kl, int *best,
                        sl_error *err);
 
+/* Writing one, with full distributions; it appears at its path when it is complete. */
+typedef struct reference_writer reference_writer;
+reference_writer *reference_create(const char *path, const int32_t *tokens, size_t n, int vocab, sl_error *err);
+/* The next row: its logits less log_sum. */
+bool reference_add(reference_writer *w, const float *logits, double log_sum, sl_error *err);
+/* complete: all rows were added; else nothing is left behind. */
+bool reference_finish(reference_writer *w, bool complete, sl_error *err);
+
 #endif

@@ -298,6 +298,20 @@ def test_eval_against_the_recorded_reference(run, smollm2, golden):
     assert doc["perplexity"] == pytest.approx(recorded["R"]["perplexity"], rel=0.01)
 
 
+def test_a_recorded_run_agrees_with_itself_and_not_with_another(run, stories_gguf, stories_text, tmp_path):
+    (tmp_path / "text").write_text(stories_text)
+    text = ["eval", stories_gguf, tmp_path / "text", "--json", "--tokens", 100]
+    run(*text, "--record", tmp_path / "r.slref")
+    same = json.loads(run("eval", stories_gguf, "--reference", tmp_path / "r.slref", "--json").stdout)
+    assert abs(same["kl_mean"]) < 1e-9 and same["top1_agreement"] == 1 and same["tokens"] == 100
+    exact = json.loads(run("eval", stories_gguf, "--reference", tmp_path / "r.slref", "--numeric", "exact", "--json").stdout)
+    assert 1e-9 < exact["kl_mean"] < 0.1
+    done = run(*text, "--window", 20, "--record", tmp_path / "w.slref", check=False)
+    assert done.returncode == 1 and "one window" in done.stderr and not list(tmp_path.glob("w.slref*"))
+    done = run(*text, "--record", "/nowhere/at/all", check=False)
+    assert done.returncode == 1 and "/nowhere/at/all" in done.stderr
+
+
 def test_eval_of_a_text(run, stories_gguf, stories_text, tmp_path):
     (tmp_path / "text").write_text(stories_text)
     doc = json.loads(run("eval", stories_gguf, tmp_path / "text", "--json").stdout)

@@ -59,10 +59,11 @@ template <typename F> inline float unit_dot(thread const typename F::unit &q, th
 template <typename F> inline float unit_dot_fma(thread const typename F::unit &q, thread const x_unit &x) {
     float2 s = F::scale(q), b = F::bias(q);
     float4 low = float4(0.0f), high = float4(0.0f);
+    float offset = F::offset;
 #pragma unroll
     for (uint i = 0; i < 4; i++) {
-        low += fma(F::low(q, i) - F::offset, s.x * x.low[i], b.x * x.low[i]);
-        high += fma(F::high(q, i) - F::offset, s.y * x.high[i], b.y * x.high[i]);
+        low += fma(F::low(q, i) - offset, s.x * x.low[i], b.x * x.low[i]);
+        high += fma(F::high(q, i) - offset, s.y * x.high[i], b.y * x.high[i]);
     }
     return add4(low + high);
 }

@@ -37,7 +37,7 @@ struct kv_q8_0 {
     // A block with a NaN or an infinity gets a NaN as its scale; below 2^-100 the reciprocal would overflow.
     static void store(device uchar *p, uint d, float v) {
         float bad = simd_sum(v - v), amax = simd_max(fabs(v));
-        bool plain = bad == 0.0f && amax >= 0x1p-100f;
+        bool plain = bad == 0.0f && amax >= 7.8886091e-31f;
         device uchar *b = p + 34 * (d >> 5);
         b[2 + (d & 31)] = uchar(plain ? int(rint(v * (127.0f / amax))) : 0);
         if ((d & 31) == 0)

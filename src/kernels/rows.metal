@@ -39,7 +39,8 @@ inline float group_max(float v, threadgroup float *shared, uint simd, uint lane,
 // Two roundings, as in quant/: scale * code, + bias.
 template <typename F>
 inline void put_run(device float *dst, uint c, uint cols, float scale, float bias, float4 codes) {
-    float4 v = F::plain ? codes : scale * (codes - F::offset) + bias;
+    float offset = F::offset;
+    float4 v = F::plain ? codes : scale * (codes - offset) + bias;
     for (uint j = 0; j < 4; j++)
         if (c + j < cols)
             dst[c + j] = v[j];

@@ -36,7 +36,8 @@ typedef struct sl_gpu_options {
     bool check;    /* soft: checking mode (bounds, uninitialised memory, races, divergence), several times slower */
     uint64_t seed; /* soft: order in which threads run; 0: ascending */
     int debug;     /* 0: as SLUICE_DEBUG says. 1 pipelines and lists, 2 dispatches with GPU time, 3 bound arguments,
-                      4 source, 5 generated code */
+                      4 source, 5 generated code; in lines of the log. From 2 on commands run one by one, and submit
+                      waits for them */
     sl_log_fn log;
     sl_log_level log_level;
     void *log_user;
@@ -180,7 +181,8 @@ SL_API uint64_t sl_gpu_buffer_size(const sl_gpu_buffer *b);
 typedef enum sl_gpu_access { SL_GPU_READ = 1, SL_GPU_WRITE = 2, SL_GPU_READ_WRITE = 3 } sl_gpu_access;
 
 /* Host pointer to bytes [offset, offset + size) of b, once every submitted list that uses the range against `access`
- * is done. Pair with unmap before submitting work that uses the range. */
+ * is done; one mapping of a handle at a time. Reading what a failed list should have written is an error, until its
+ * stream has recovered. Pair with unmap: a list that uses the range against `access` is refused until then. */
 SL_API void *sl_gpu_map(sl_gpu_buffer *b, uint64_t offset, uint64_t size, sl_gpu_access access, sl_error *err);
 SL_API bool sl_gpu_unmap(sl_gpu_buffer *b, sl_error *err);
 /* Bytes now held on the device for this process. */
@@ -226,6 +228,8 @@ typedef struct sl_gpu_dispatch {
 SL_API sl_gpu_list *sl_gpu_begin(sl_gpu_stream *s, const char *label, sl_error *err);
 /* An error leaves the list as it was. */
 SL_API bool sl_gpu_encode(sl_gpu_list *l, const sl_gpu_dispatch *d, sl_error *err);
+/* Of copies and fills offsets, in the memory that was allocated or wrapped, and sizes are multiples of 4. The ranges of
+ * a copy do not overlap. */
 SL_API bool sl_gpu_encode_copy(sl_gpu_list *l, sl_gpu_buffer *to, uint64_t to_offset, sl_gpu_buffer *from,
                                uint64_t from_offset, uint64_t bytes, sl_error *err);
 SL_API bool sl_gpu_encode_fill(sl_gpu_list *l, sl_gpu_buffer *b, uint64_t offset, uint64_t bytes, uint8_t value,
@@ -242,7 +246,8 @@ SL_API uint64_t sl_gpu_event_value(const sl_gpu_event *e);
 /* false with SL_ERR_TIMEOUT after timeout_ns. */
 SL_API bool sl_gpu_event_wait(sl_gpu_event *e, uint64_t value, uint64_t timeout_ns, sl_error *err);
 /* What comes after in the list waits until the event has reached value; signal: it is raised when all before is done.
- * A list that waits for what only the host signals must be signalled even after an error. */
+ * A list that waits for what only the host signals must be signalled even after an error. When a list fails, the values
+ * it should have signalled are raised, and waiting for them is an error. */
 SL_API bool sl_gpu_encode_wait(sl_gpu_list *l, sl_gpu_event *e, uint64_t value, sl_error *err);
 SL_API bool sl_gpu_encode_signal(sl_gpu_list *l, sl_gpu_event *e, uint64_t value, sl_error *err);
 /* Throws the list away unsubmitted. */
@@ -257,7 +262,8 @@ typedef uint64_t sl_gpu_ticket; /* grows by one per submission of a stream; 0 is
  * sl_gpu_stream_recover. */
 SL_API bool sl_gpu_submit(sl_gpu_list *l, sl_gpu_ticket *ticket, sl_error *err);
 /* True once done. gpu_seconds (may be NULL): the device's own time from its start to its end. SL_ERR_TIMEOUT when it
- * took longer than timeout_ns: it is still running, wait again; SL_ERR_DEVICE when the device failed it. */
+ * took longer than timeout_ns: it is still running, wait again; SL_ERR_DEVICE when the device failed it, or one before
+ * it. Outcome and time are remembered for the last 256 tickets. */
 SL_API bool sl_gpu_wait(sl_gpu_stream *s, sl_gpu_ticket ticket, uint64_t timeout_ns, double *gpu_seconds,
                         sl_error *err);
 SL_API bool sl_gpu_synchronize(sl_gpu_stream *s, uint64_t timeout_ns, sl_error *err);
@@ -266,7 +272,7 @@ SL_API bool sl_gpu_stream_recover(sl_gpu_stream *s, sl_error *err);
 /* A list kept for submitting again and again: what changes is read from buffers. At most one submission of it runs at a
  * time; the next waits for it on the device. */
 typedef struct sl_gpu_replay sl_gpu_replay;
-/* Uses the list up. */
+/* Uses the list up. A list with events cannot be kept: their values only grow. */
 SL_API sl_gpu_replay *sl_gpu_keep(sl_gpu_list *l, sl_error *err);
 SL_API bool sl_gpu_replay_submit(sl_gpu_replay *r, sl_gpu_ticket *ticket, sl_error *err);
 SL_API void sl_gpu_replay_free(sl_gpu_replay *r);

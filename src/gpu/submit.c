@@ -12,11 +12,13 @@ static bool run_one(gpu_stream *s, gpu_submission *sub, const gpu_command *c, sl
     void *driver = NULL;
     if (!g->driver->submit(g->device, s->driver, c->label, c, 1, &driver, err))
         return false;
-    if (!g->driver->wait(g->device, driver, GPU_MAP_SECONDS * UINT64_C(1000000000), &r)) {
+    if (g->driver->wait(g->device, driver, GPU_MAP_SECONDS * UINT64_C(1000000000), &r)) {
+        g->driver->release(g->device, driver);
+    } else { /* it still runs: what it uses cannot be released */
         r.failed = true;
         sl_fail(&r.error, SL_ERR_TIMEOUT, "%s is not done after %d s", c->label, GPU_MAP_SECONDS);
+        gpu_hold(sub->list);
     }
-    g->driver->release(g->device, driver);
     gpu_debug_command(sub->list, c, r.end - r.begin);
     if (sub->result.begin == 0)
         sub->result.begin = r.begin;

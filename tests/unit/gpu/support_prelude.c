@@ -16,7 +16,7 @@
 
 const char *const prelude_parts[] = {"types.h",       "limits.h", "vector.h", "math.h",   "relational.h",
                                      "integer.h",     "matrix.h", "simd.h",   "atomic.h", "simdgroup_matrix.h",
-                                     "conditional.h", "kernel.h", NULL};
+                                     "conditional.h", "builtins.h", "kernel.h", NULL};
 
 static void append_text(sl_buf *unit, const char *name) {
     const sl_text *t = gpu_text(name);

@@ -106,9 +106,29 @@ template <class T> MSL_I T __metal_simd_shuffle_and_fill_up(T x, T fill, ushort 
 template <class T> MSL_I T __metal_simd_shuffle_and_fill_down(T x, T fill, ushort n, ushort modulo) {
     return simd_shuffle_and_fill_down(x, fill, n, modulo);
 }
+MSL_I ushort __metal_get_thread_index_in_simdgroup(ushort) {
+    return (ushort)msl_lane();
+}
 MSL_I ushort __metal_get_simdgroup_size(ushort) {
     return 32;
 }
 
+/* A float function that a source has for its own types is called with half too. Metal finds the one of float; here,
+ * where half is a class, nothing would tell it from the source's other classes. */
+template <class T, enable_if_t<is_same_v<T, half>, int> = 0> MSL_I float log1p(T x) {
+    return MSL_B(log1pf)(float(x));
+}
+
 } // namespace metal
 } // namespace msl_unit
+
+/* clang's, in sources that count bits in constant expressions. */
+#ifdef SL_MSL_CUDA
+#define __builtin_ctz(x)        ((int)metal::msl_ctz((metal::uint)(x)))
+#define __builtin_ctzl(x)       ((int)metal::msl_ctz((metal::ulong)(x)))
+#define __builtin_clz(x)        ((int)metal::msl_clz((metal::uint)(x)))
+#define __builtin_clzl(x)       ((int)metal::msl_clz((metal::ulong)(x)))
+#define __builtin_popcount(x)   ((int)metal::msl_popcount((metal::uint)(x)))
+#define __builtin_popcountl(x)  ((int)metal::msl_popcount((metal::ulong)(x)))
+#define __builtin_unreachable() __trap()
+#endif

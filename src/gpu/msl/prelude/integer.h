@@ -13,12 +13,29 @@ template <class T> MSL_C T msl_saturated(msl_wide_t<T> v) {
     constexpr msl_wide_t<T> high = numeric_limits<T>::max(), low = numeric_limits<T>::min();
     return T(v > high ? high : v < low ? low : v);
 }
+#ifdef SL_MSL_CUDA
+/* In constant expressions, where there are no intrinsics. */
+MSL_C uint msl_count_zeros(ulong u, int digits, bool leading) {
+    uint n = 0;
+    while ((int)n < digits && !(u >> (leading ? digits - 1 - (int)n : (int)n) & 1))
+        n++;
+    return n;
+}
+MSL_C uint msl_count_ones(ulong u) {
+    uint n = 0;
+    for (; u; u &= u - 1)
+        n++;
+    return n;
+}
+#endif
 template <class T> MSL_C T msl_clz(T a) {
     typedef make_unsigned_t<T> U;
     U u = U(a);
     if (!u)
         return T(msl_digits<T>);
 #ifdef SL_MSL_CUDA
+    if (__builtin_is_constant_evaluated())
+        return T(msl_count_zeros(u, msl_digits<T>, true));
     if constexpr (sizeof(T) == 8)
         return T(::__clzll((long long)u));
     else
@@ -36,6 +53,8 @@ template <class T> MSL_C T msl_ctz(T a) {
     if (!u)
         return T(msl_digits<T>);
 #ifdef SL_MSL_CUDA
+    if (__builtin_is_constant_evaluated())
+        return T(msl_count_zeros(u, msl_digits<T>, false));
     return T(::__ffsll((long long)u) - 1);
 #else
     return T(__builtin_ctzl((ulong)u));
@@ -43,6 +62,8 @@ template <class T> MSL_C T msl_ctz(T a) {
 }
 template <class T> MSL_C T msl_popcount(T a) {
 #ifdef SL_MSL_CUDA
+    if (__builtin_is_constant_evaluated())
+        return T(msl_count_ones(ulong(make_unsigned_t<T>(a))));
     if constexpr (sizeof(T) == 8)
         return T(::__popcll((unsigned long long)a));
     else

@@ -12,7 +12,7 @@
 #ifdef SL_MSL_CUDA
 #pragma nv_diag_suppress 186 /* an unsigned value compared with zero, in templates */
 #pragma nv_diag_suppress 177 /* declared but not used */
-#define _Static_assert    static_assert
+#define _Static_assert static_assert
 #define __extension__
 #define MSL_FN            __device__
 #define MSL_I             static __device__ __forceinline__
@@ -92,7 +92,6 @@ template <bool C, class T = void> using enable_if_t = typename enable_if<C, T>::
 template <bool C, class A, class B> struct conditional { typedef A type; };
 template <class A, class B> struct conditional<false, A, B> { typedef B type; };
 template <bool C, class A, class B> using conditional_t = typename conditional<C, A, B>::type;
-template <class...> using void_t = void;
 template <class T> struct type_identity { typedef T type; };
 template <class T> using type_identity_t = typename type_identity<T>::type;
 
@@ -191,7 +190,6 @@ template <class T, size_t N> struct is_array<T[N]> : true_type {};
 template <class T> struct is_enum : bool_constant<__is_enum(T)> {};
 template <class T> struct is_class : bool_constant<__is_class(T) && !msl_16<remove_cv_t<T>>::value> {};
 template <class T> struct is_union : bool_constant<__is_union(T)> {};
-template <class T> struct is_empty : bool_constant<__is_empty(T)> {};
 template <class T>
 struct is_scalar : bool_constant<is_arithmetic<T>::value || is_pointer<T>::value || is_enum<T>::value> {};
 template <class T> struct is_trivially_copyable : bool_constant<__is_trivially_copyable(T)> {};
@@ -225,7 +223,6 @@ MSL_TRAIT(is_array)
 MSL_TRAIT(is_enum)
 MSL_TRAIT(is_class)
 MSL_TRAIT(is_union)
-MSL_TRAIT(is_empty)
 MSL_TRAIT(is_scalar)
 MSL_TRAIT(is_signed)
 MSL_TRAIT(is_unsigned)
@@ -251,6 +248,9 @@ template <class...> struct disjunction : false_type {};
 template <class A, class... B>
 struct disjunction<A, B...> : conditional_t<bool(A::value), true_type, disjunction<B...>> {};
 template <class A> struct negation : bool_constant<!A::value> {};
+template <class... A> using _conjunction = conjunction<A...>;
+template <class... A> using _disjunction = disjunction<A...>;
+template <class A> using _negation = negation<A>;
 template <class... A> constexpr bool conjunction_v = conjunction<A...>::value;
 template <class... A> constexpr bool disjunction_v = disjunction<A...>::value;
 template <class A> constexpr bool negation_v = negation<A>::value;
@@ -268,6 +268,12 @@ template <class T> MSL_C void swap(T &a, T &b) {
     T t = a;
     a = b;
     b = t;
+}
+
+/* <metal_uniform>: a promise that all threads hold the same value. */
+template <class T> using uniform = T;
+template <class T> MSL_C T make_uniform(T v) {
+    return v;
 }
 
 template <class T, T... I> struct integer_sequence {
@@ -413,7 +419,8 @@ struct half {
 struct bfloat {
     ushort msl_v;
     bfloat() = default;
-    MSL_MC bfloat(float f) : msl_v(__builtin_is_constant_evaluated() ? msl_bfloat_from(f) : msl_bfloat_native(f)) {}
+    MSL_MC explicit bfloat(float f)
+        : msl_v(__builtin_is_constant_evaluated() ? msl_bfloat_from(f) : msl_bfloat_native(f)) {}
     template <class I, msl_if_int<I> = 0> MSL_MC bfloat(I i) : bfloat(sizeof(I) < 4 ? (float)i : msl_sticky(i)) {}
     MSL_MC explicit bfloat(half h) : bfloat(float(h)) {}
     MSL_MC operator float() const { return msl_bits<float>((uint)msl_v << 16); }

@@ -257,7 +257,8 @@ SL_API void sl_gpu_list_free(sl_gpu_list *l);
 
 typedef uint64_t sl_gpu_ticket; /* grows by one per submission of a stream; 0 is none */
 
-/* Hands the list to the device and returns at once; the list is used up (also on failure). What it binds stays alive
+/* Hands the list to the device and returns at once (when 128 of the stream are in flight: once the oldest is done); the
+ * list is used up (also on failure). What it binds stays alive
  * until it is done. After a list has failed its stream refuses further ones with that error, until
  * sl_gpu_stream_recover. */
 SL_API bool sl_gpu_submit(sl_gpu_list *l, sl_gpu_ticket *ticket, sl_error *err);

@@ -17,6 +17,8 @@
 
 enum {
     GPU_MAP_SECONDS = 600, /* longest that map, free and close wait for a device */
+    GPU_IN_FLIGHT = 128,   /* submissions of a stream that are not done */
+    GPU_ROOM_SECONDS = 60, /* longest that a submission waits for room among them */
     GPU_RECORDS = 256,     /* finished tickets whose outcome a stream remembers */
     GPU_SPANS = 4096,      /* spans it keeps for sl_gpu_spans */
 };

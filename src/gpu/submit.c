@@ -89,9 +89,17 @@ static void enqueue(gpu_stream *s, gpu_submission *sub) {
     pthread_mutex_unlock(&g->lock);
 }
 
+/* Devices have room for so many lists; past that the oldest is waited for. */
+static bool make_room(gpu_stream *s, sl_error *err) {
+    return s->given < GPU_IN_FLIGHT ||
+           gpu_stream_wait(s, s->given + 1 - GPU_IN_FLIGHT, gpu_deadline(GPU_ROOM_SECONDS * UINT64_C(1000000000))) ||
+           sl_fail(err, SL_ERR_TIMEOUT, "%d lists of the stream are in flight and the oldest is not done after %d s",
+                   GPU_IN_FLIGHT, GPU_ROOM_SECONDS);
+}
+
 bool gpu_stream_submit(gpu_stream *s, gpu_list *l, gpu_replay *r, sl_gpu_ticket *ticket, sl_error *err) {
     sl_gpu *g = s->o.gpu;
-    if (!gpu_same_process(g, err) || !stream_good(s, err) || gpu_mapped_conflict(g, l, err))
+    if (!gpu_same_process(g, err) || !make_room(s, err) || !stream_good(s, err) || gpu_mapped_conflict(g, l, err))
         return false;
     gpu_submission *sub = gpu_object_new(g, GPU_SUBMISSION, sizeof *sub, err);
     if (!sub)

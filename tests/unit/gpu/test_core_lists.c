@@ -323,6 +323,21 @@ static void an_empty_list_is_done_in_its_turn(void **state) {
     bench_close(&b);
 }
 
+/* More submissions than a device has room for, without a wait. */
+static void many_lists_are_submitted_without_waiting(void **state) {
+    enum { MANY = 1000 };
+    sl_error err = {0};
+    bench b = bench_open();
+    for (int i = 0; i < MANY; i++) {
+        sl_gpu_list *l = begin(&b, NULL);
+        add(l, &b, b.a, b.b, b.out);
+        assert_int_equal(bench_submit(l), i + 1);
+        assert_true(fake_running() <= GPU_IN_FLIGHT);
+    }
+    assert_true(sl_gpu_synchronize(b.stream, SECOND, &err));
+    bench_close(&b);
+}
+
 static void spans(void **state) {
     sl_error err = {0};
     sl_gpu_span s[4];
@@ -639,6 +654,7 @@ int main(void) {
         TEST(memory_limits),
         TEST(waits_have_limits),
         TEST(an_empty_list_is_done_in_its_turn),
+        TEST(many_lists_are_submitted_without_waiting),
         TEST(spans),
         TEST(a_failed_list_stops_its_stream),
         TEST(mapping_what_a_failed_list_wrote_is_an_error),

@@ -12,8 +12,12 @@
 typedef struct metal_object *metal_id; /* also classes */
 typedef struct metal_selector *metal_sel;
 typedef unsigned long metal_uint; /* NSUInteger, and uint64_t on the systems that have Metal */
-/* BOOL is bool on arm64 and signed char on x86-64: only the low byte means something. */
+/* BOOL as the system has it: of a result only the low byte means something. */
+#if defined(__x86_64__)
 typedef signed char metal_bool;
+#else
+typedef bool metal_bool;
+#endif
 
 /* By value: on arm64 a pointer to a copy, on x86-64 a copy on the stack. The prototype sees to it. */
 typedef struct metal_size {

@@ -239,7 +239,7 @@ static void events(rig *r) {
     ok(r, sl_gpu_encode_signal(l, done, 1, &r->err));
     ok(r, m && sl_gpu_encode_wait(m, done, 1, &r->err));
     encode_add(r, m, c, c, d, N);
-    sl_gpu_ticket t, u;
+    sl_gpu_ticket t = 0, u = 0;
     ok(r, sl_gpu_submit(m, &u, &r->err) && sl_gpu_submit(l, &t, &r->err));
     assert_false(sl_gpu_wait(second, u, 20000000, NULL, &r->err));
     expect_error(&r->err, SL_ERR_TIMEOUT, "still runs");

@@ -1,8 +1,9 @@
 /* simd.h: barriers and SIMD-group functions: <metal_simdgroup>, <metal_quadgroup>, the barriers of <metal_compute>.
  *
  * A SIMD-group has 32 lanes. Reductions of a full group run as an xor butterfly (16, 8, 4, 2, 1), those of a part of it
- * over the active lanes in ascending order, prefixes as a doubling scan: the same order, so the same bits, on soft and
- * on cuda. On soft every lane publishes its value through the runtime and computes what it needs of the others'. */
+ * over the active lanes in ascending order, prefixes as a doubling scan or likewise: the same order, so the same bits,
+ * on soft and on cuda. On soft every lane publishes its value through the runtime and computes what it needs of the
+ * others'. */
 #ifdef SL_MSL_CUDA
 #define MSL_LINE int = 0
 #define MSL_AT   0
@@ -165,27 +166,40 @@ template <uint WIDTH, class Op, class T> MSL_I T msl_reduce(Op op, T v, int line
     }
     return r;
 }
-/* Inclusive: lane i gets op over lanes 0..i. */
-template <uint WIDTH, class Op, class T> MSL_I T msl_scan(Op op, T v, int line) {
+/* Lane i gets op over the active lanes up to i; exclusive: before i, neutral in the first. */
+template <uint WIDTH, class Op, class T> MSL_I T msl_scan(Op op, T v, T neutral, bool exclusive, int line) {
     msl_shared<T> s = msl_publish(v, line);
-    const uint first = s.lane & ~(WIDTH - 1u);
+    const uint first = s.lane & ~(WIDTH - 1u), at = s.lane - first;
+    if (s.active != 0xffffffffu) {
+        bool some = false;
+        T r = neutral;
+        for (uint i = 0; i < WIDTH; i++) {
+            T t = s[first + i];
+            if ((exclusive ? i < at : i <= at) && msl_has(s, first + i)) {
+                r = some ? op(r, t) : t;
+                some = true;
+            }
+        }
+        return r;
+    }
 #ifdef SL_MSL_CUDA
     MSL_UNROLL for (uint o = 1; o < WIDTH; o <<= 1) {
         MSL_COPY(s.w, &v, sizeof v);
         T t = s[(s.lane - o) & 31u];
-        if (s.lane >= first + o && msl_has(s, s.lane - o))
+        if (at >= o)
             v = op(t, v);
     }
-    return v;
+    MSL_COPY(s.w, &v, sizeof v);
+    T before = s[(s.lane - 1u) & 31u];
+    return !exclusive ? v : at ? before : neutral;
 #else
     T t[WIDTH];
     for (uint i = 0; i < WIDTH; i++)
         t[i] = s[first + i];
     for (uint o = 1; o < WIDTH; o <<= 1)
         for (uint i = WIDTH - 1; i >= o; i--)
-            if (msl_has(s, first + i - o) && msl_has(s, first + i))
-                t[i] = op(t[i - o], t[i]);
-    return t[s.lane - first];
+            t[i] = op(t[i - o], t[i]);
+    return !exclusive ? t[at] : at ? t[at - 1] : neutral;
 #endif
 }
 
@@ -206,13 +220,10 @@ MSL_REDUCE(xor)
 
 #define MSL_PREFIX(group, WIDTH, name, neutral)                                                                        \
     template <class T> MSL_I T group##_prefix_inclusive_##name(T v, MSL_LINE) {                                        \
-        return msl_scan<WIDTH>(msl_op_##name{}, v, MSL_AT);                                                            \
+        return msl_scan<WIDTH>(msl_op_##name{}, v, T(neutral), false, MSL_AT);                                         \
     }                                                                                                                  \
     template <class T> MSL_I T group##_prefix_exclusive_##name(T v, MSL_LINE) {                                        \
-        T t = msl_scan<WIDTH>(msl_op_##name{}, v, MSL_AT);                                                             \
-        msl_shared<T> s = msl_publish(t, MSL_AT);                                                                      \
-        uint before = s.lane & (WIDTH - 1u) ? s.lane - 1u : 32u;                                                       \
-        return msl_from(s, before, T(neutral));                                                                        \
+        return msl_scan<WIDTH>(msl_op_##name{}, v, T(neutral), true, MSL_AT);                                          \
     }
 MSL_PREFIX(simd, 32, sum, 0)
 MSL_PREFIX(simd, 32, product, 1)

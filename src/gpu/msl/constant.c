@@ -96,6 +96,9 @@ static bool constant_type(const tr *m, msl_range type, msl_constant *out, const 
 }
 
 static bool add_late(tr *m, const msl_late *late) {
+    if (m->late_count >= 2 * MSL_MAX_CONSTANTS)
+        return msl_error_at(&m->s, &late->name, "more than %d constants depend on function constants",
+                            2 * MSL_MAX_CONSTANTS);
     if (!sl_grow((void **)&m->late, &m->late_capacity, m->late_count + 1, sizeof *m->late))
         return msl_no_memory(&m->s);
     m->late[m->late_count++] = *late;
@@ -155,6 +158,8 @@ static bool function_constant(tr *m, const constant *c, msl_range id) {
     if (!msl_range_value(m, id, NULL, &v) || v < 0 || v > 65535)
         return msl_error_at(&m->s, &late.name, "function_constant needs a number from 0 to 65535");
     k.id = (int)v;
+    if (m->constant_count >= MSL_MAX_CONSTANTS)
+        return msl_error_at(&m->s, &late.name, "more than %d function constants", MSL_MAX_CONSTANTS);
     if (!constant_type(m, c->type, &k, &late.raw))
         return msl_error_at(&m->s, &late.name, "function constant %.*s: its type is not supported", (int)late.name.size,
                             late.name.text);

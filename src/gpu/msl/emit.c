@@ -142,7 +142,7 @@ void msl_find_swizzle_members(tr *m) {
         if (!msl_among(msl_at(m, i), words))
             continue;
         size_t j = i + 1;
-        while (j + 1 < m->tokens.count && !msl_among(msl_at(m, j), stops))
+        while (j + 1 < m->tokens.count && j - i < 64 && !msl_among(msl_at(m, j), stops))
             j++;
         if (msl_here(m, j, "{"))
             find_members(m, j);
@@ -301,6 +301,7 @@ static bool ends_arm(const msl_token *t) {
 /* The end of the arm at i: `:` of its own `?` or what closes the expression. */
 static size_t arm_end(const tr *m, size_t i, size_t end) {
     int open = 0;
+    end = end - i > ARM_TOKENS ? i + ARM_TOKENS : end;
     while (i < end) {
         const msl_token *t = msl_at(m, i);
         if (msl_is(t, "?")) {
@@ -347,7 +348,7 @@ static bool put_conditional(tr *m, size_t i, size_t end, size_t *next) {
     if (!msl_here(m, a.end, ":") || a.begin >= a.end || m->arm_depth >= ARM_DEPTH)
         return true;
     b.end = arm_end(m, b.begin, end);
-    if (b.begin >= b.end || b.end - a.begin > ARM_TOKENS || (is_literal(m, a) && is_literal(m, b)))
+    if (b.begin >= b.end || b.end - a.begin >= ARM_TOKENS || (is_literal(m, a) && is_literal(m, b)))
         return true;
     msl_put(m, i, "?");
     m->arm_depth++;
@@ -392,5 +393,7 @@ bool msl_emit(tr *m, size_t begin, size_t end) {
             put_one(m, i);
         i++;
     }
+    if (m->out.size > MSL_MAX_CODE)
+        return msl_error_at(&m->s, msl_at(m, begin), "generated code is larger than %d MiB", MSL_MAX_CODE >> 20);
     return !m->out.failed || msl_no_memory(&m->s);
 }

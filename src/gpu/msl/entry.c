@@ -18,8 +18,14 @@ static int condition_of(const tr *m, const msl_parameter *p) {
 }
 
 static uint32_t least_bytes(const tr *m, const msl_parameter *p, const msl_binding *b) {
-    msl_layout l = msl_type_layout(m, p->type, b);
-    return l.size > 0 && l.size <= UINT32_MAX && p->kind == MSL_PARAMETER_BUFFER ? (uint32_t)l.size : 1;
+    uint64_t size = msl_type_layout(m, p->type, b).size;
+    for (size_t i = p->dimensions.begin; i < p->dimensions.end && msl_here(m, i, "["); i = msl_behind(m, i)) {
+        int64_t n;
+        if (!msl_range_value(m, (msl_range){i + 1, m->match[i]}, b, &n) || n < 1 ||
+            !sl_mul_u64(size, (uint64_t)n, &size))
+            return 1;
+    }
+    return size > 0 && size <= UINT32_MAX && p->kind == MSL_PARAMETER_BUFFER ? (uint32_t)size : 1;
 }
 
 /* Slots of parameters that say none: the lowest free one. */

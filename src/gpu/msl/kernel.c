@@ -97,6 +97,7 @@ static bool set_position(tr *m, msl_parameter *p, size_t begin, size_t end) {
 
 typedef struct declarator {
     size_t name, type_end; /* of what it points or refers to */
+    msl_range dimensions;  /* of an array that it refers to */
     bool pointer, reference, constant, device, threadgroup, constant_data;
 } declarator;
 
@@ -112,7 +113,12 @@ static declarator read_declarator(const tr *m, size_t i, size_t end) {
             i = msl_skip_gnu(m, i) - 1;
         } else if (msl_is(t, "<") && msl_behind_angle(m, i, end)) {
             i = msl_behind_angle(m, i, end) - 1;
+        } else if (msl_is(t, "(")) {
+            d.type_end = d.type_end == end ? i : d.type_end;
         } else if (msl_is(t, "[")) {
+            if (d.dimensions.begin == 0)
+                d.dimensions.begin = i;
+            d.dimensions.end = msl_behind(m, i);
             if (!d.reference && !stars) {
                 d.pointer = true;
                 d.type_end = d.type_end == end ? d.name : d.type_end;
@@ -161,6 +167,8 @@ static bool read_parameter(tr *m, size_t i, size_t end, msl_parameter *p) {
     *p = (msl_parameter){.slot = -1, .name = *msl_at(m, d.name ? d.name : i), .type = {i, d.type_end}};
     if (!d.name)
         return msl_error_at(&m->s, msl_at(m, i), "kernel's parameter is not understood");
+    if (d.reference || d.dimensions.begin > d.type_end + 1) /* `(&p)[4]`, `(*p)[4]` */
+        p->dimensions = d.dimensions;
     msl_find_attribute(m, i, end, "function_constant", &p->condition);
     if (!d.pointer && !d.reference)
         return set_position(m, p, i, end);
@@ -181,6 +189,8 @@ static bool read_parameters(tr *m, msl_definition *d, size_t open) {
     size_t close = m->match[open], n = 0;
     for (size_t i = open + 1; i < close; i = msl_piece_end(m, i, close) + 1)
         n++;
+    if (n > MSL_MAX_PARAMETERS)
+        return msl_error_at(&m->s, &d->name, "kernel has more than %d parameters", MSL_MAX_PARAMETERS);
     d->parameters = msl_alloc(&m->s.arena, (n + 1) * sizeof *d->parameters);
     if (!d->parameters)
         return msl_no_memory(&m->s);
@@ -218,6 +228,10 @@ static const char *string_text(tr *m, msl_range r) {
 }
 
 static bool add_instance(tr *m, const msl_instance *x) {
+    if (m->instance_count >= MSL_MAX_KERNELS) {
+        msl_token t = {.text = "", .line = (uint32_t)x->line, .file = (uint16_t)x->file};
+        return msl_error_at(&m->s, &t, "more than %d kernels", MSL_MAX_KERNELS);
+    }
     if (!sl_grow((void **)&m->instances, &m->instance_capacity, m->instance_count + 1, sizeof *x))
         return msl_no_memory(&m->s);
     m->instances[m->instance_count++] = *x;

@@ -59,6 +59,17 @@ typedef struct scope {
     int *steps; /* left: structs inside structs multiply */
 } scope;
 
+/* One question may take STEPS, all of a translation the budget. */
+static int take_steps(const tr *m) {
+    int steps = *m->layout_budget < STEPS ? *m->layout_budget : STEPS;
+    *m->layout_budget -= steps;
+    return steps;
+}
+
+static void give_steps(const tr *m, int left) {
+    *m->layout_budget += left > 0 ? left : 0;
+}
+
 static scope inside(const scope *s, const msl_binding *binding) {
     return (scope){s->m, binding, s->depth + 1, s->steps};
 }
@@ -127,9 +138,11 @@ static bool value_of(const scope *s, msl_range r, int64_t *v) {
 }
 
 bool msl_range_value(const tr *m, msl_range r, const msl_binding *binding, int64_t *value) {
-    int steps = STEPS;
+    int steps = take_steps(m);
     scope s = {m, binding, 0, &steps};
-    return value_of(&s, r, value);
+    bool ok = value_of(&s, r, value);
+    give_steps(m, steps);
+    return ok;
 }
 
 /* ---- built-in types ---------------------------------------------------------------------------------------------- */
@@ -216,29 +229,9 @@ static void add_member(record *r, msl_layout l, uint64_t count) {
     r->align = align > r->align ? align : r->align;
 }
 
-/* `T a, *b, c[2][3];` at i, its end e. */
-static void add_declaration(const scope *s, record *r, size_t i, size_t e) {
+/* Declarators in [i, e): `a, *b, c[2][3]`, each a member of layout l or a pointer. */
+static void add_declarators(const scope *s, record *r, msl_layout l, size_t i, size_t e) {
     const tr *m = s->m;
-    size_t type = i;
-    while (i < e && msl_name_at(m, i)) { /* the last name before the first declarator's end is the member */
-        size_t after = i + 1;
-        if (msl_here(m, after, "<"))
-            after = msl_behind_angle(m, after, e);
-        if (!after)
-            break;
-        if (msl_here(m, after, "::")) {
-            i = after + 1;
-            continue;
-        }
-        if (!msl_name_at(m, after) || msl_attribute_at(m, i)) {
-            if (!msl_here(m, after, "*") && !msl_here(m, after, "&"))
-                break;
-            i = after;
-            break;
-        }
-        i = msl_skip_attributes(m, after);
-    }
-    msl_layout l = layout_of(s, (msl_range){type, i});
     while (i < e) {
         size_t end = msl_piece_end(m, i, e);
         msl_layout one = l;
@@ -259,18 +252,53 @@ static void add_declaration(const scope *s, record *r, size_t i, size_t e) {
     }
 }
 
+/* `T a, *b;` at i, its end e: the last name before the first declarator's end is the member. */
+static void add_declaration(const scope *s, record *r, size_t i, size_t e) {
+    const tr *m = s->m;
+    size_t type = i;
+    while (i < e && msl_name_at(m, i)) {
+        size_t after = i + 1;
+        if (msl_here(m, after, "<"))
+            after = msl_behind_angle(m, after, e);
+        if (!after)
+            break;
+        if (msl_here(m, after, "::")) {
+            i = after + 1;
+        } else if (msl_name_at(m, after)) {
+            i = msl_skip_attributes(m, after);
+        } else {
+            i = msl_here(m, after, "*") || msl_here(m, after, "&") ? after : i;
+            break;
+        }
+    }
+    add_declarators(s, r, layout_of(s, (msl_range){type, i}), i, e);
+}
+
 static bool skipped_member(const tr *m, size_t i) {
     static const char *const words[] = {"using",     "typedef", "static", "static_assert", "template", "friend",
                                         "constexpr", "enum",    NULL};
     return msl_among(msl_at(m, i), words);
 }
 
-/* Anonymous or named record inside a record: its layout, where it declares members. */
-static size_t inner_record(const scope *s, record *r, size_t i, size_t e) {
-    (void)s;
-    (void)i;
-    r->unknown = true;
-    return e;
+static msl_layout record_layout(const scope *s, const msl_symbol *sym);
+
+/* The record at i inside a record, its body at open: its members are the outer one's, or it declares some. */
+static void add_inner_record(const scope *s, record *r, size_t i, size_t open, size_t e) {
+    const tr *m = s->m;
+    msl_symbol sym = {.range = {open + 1, m->match[open]}, .is_union = msl_here(m, i, "union"), .packed = r->packed};
+    scope inner = inside(s, s->binding);
+    size_t name = msl_skip_attributes(m, i + 1), declarators = msl_skip_attributes(m, m->match[open] + 1);
+    if (declarators >= e && msl_name_at(m, name))
+        return; /* only a type */
+    if (inner.depth > DEPTH || --*s->steps < 0) {
+        r->unknown = true;
+        return;
+    }
+    msl_layout l = record_layout(&inner, &sym);
+    if (declarators >= e)
+        add_member(r, l, 1);
+    else
+        add_declarators(s, r, l, declarators, e);
 }
 
 static msl_layout record_layout(const scope *s, const msl_symbol *sym) {
@@ -278,6 +306,7 @@ static msl_layout record_layout(const scope *s, const msl_symbol *sym) {
     record r = {.align = 1, .packed = sym->packed, .is_union = sym->is_union};
     for (size_t i = sym->range.begin; i < sym->range.end && !r.unknown;) {
         size_t e = i, body = 0;
+        r.unknown = --*s->steps < 0;
         i = msl_skip_attributes(m, i);
         if (msl_here(m, i + 1, ":") && !msl_here(m, i + 1, "::") && msl_name_at(m, i)) {
             i += 2; /* public: */
@@ -289,16 +318,13 @@ static msl_layout record_layout(const scope *s, const msl_symbol *sym) {
                 body = e;
                 break;
             }
-        if (msl_here(m, i, "struct") || msl_here(m, i, "union") || msl_here(m, i, "class")) {
-            size_t k = i;
-            while (k < e && !msl_here(m, k, "{"))
-                k++;
-            if (k < e) {
-                inner_record(s, &r, i, e);
-                break;
-            }
-        }
-        if (!function && !skipped_member(m, i) && e > i)
+        size_t open = i;
+        if (msl_here(m, i, "struct") || msl_here(m, i, "union") || msl_here(m, i, "class"))
+            while (open < e && !msl_here(m, open, "{"))
+                open++;
+        if (open > i && open < e)
+            add_inner_record(s, &r, i, open, e);
+        else if (!function && !skipped_member(m, i) && e > i)
             add_declaration(s, &r, i, e);
         i = body ? msl_behind(m, body) : e + 1;
     }
@@ -365,7 +391,9 @@ static msl_layout layout_of(const scope *s, msl_range type) {
 }
 
 msl_layout msl_type_layout(const tr *m, msl_range type, const msl_binding *binding) {
-    int steps = STEPS;
+    int steps = take_steps(m);
     scope s = {m, binding, 0, &steps};
-    return layout_of(&s, type);
+    msl_layout l = layout_of(&s, type);
+    give_steps(m, steps);
+    return l;
 }

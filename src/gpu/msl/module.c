@@ -55,6 +55,10 @@ static bool translate(tr *m, const char *source, size_t n) {
     m->scopes = malloc(sizeof *m->scopes);
     if (!m->scopes)
         return msl_no_memory(&m->s);
+    m->layout_budget = msl_alloc(&m->s.arena, sizeof *m->layout_budget);
+    if (!m->layout_budget)
+        return msl_no_memory(&m->s);
+    *m->layout_budget = MSL_LAYOUT_STEPS;
     m->scopes[0] = "";
     m->scope_count = m->scope_capacity = 1;
     m->out_muted = m->target == MSL_TABLE;

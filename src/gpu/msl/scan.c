@@ -67,7 +67,9 @@ static bool opens_list(const tr *m, size_t i) {
 /* nested: names behind which `<` stands open lists of their own; else only the one at i does. */
 static size_t find_angle(const tr *m, size_t i, size_t end, bool nested) {
     int depth = 0;
-    for (size_t first = i; i < end; i++) {
+    size_t first = i;
+    end = end - i > MSL_MAX_LIST ? i + MSL_MAX_LIST : end;
+    for (; i < end; i++) {
         const msl_token *t = msl_at(m, i);
         if (opens(t)) {
             i = m->match[i];
@@ -84,6 +86,8 @@ static size_t find_angle(const tr *m, size_t i, size_t end, bool nested) {
 }
 
 size_t msl_behind_angle(const tr *m, size_t i, size_t end) {
+    if (i >= end)
+        return 0;
     size_t found = find_angle(m, i, end, true);
     return found ? found : find_angle(m, i, end, false);
 }

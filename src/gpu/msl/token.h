@@ -14,7 +14,11 @@ enum {
     MSL_MAX_TOKENS = 2 << 20,    /* after the preprocessor */
     MSL_MAX_EXPANSION = 4 << 20, /* tokens made by macros on the way */
     MSL_MAX_MEMORY = 512 << 20,  /* bytes of the arena */
-    MSL_MAX_DEPTH = 96           /* nesting of macro arguments, expressions, scopes */
+    MSL_MAX_LIST = 1024,         /* tokens of a template list */
+    MSL_MAX_CONSTANTS = 512,     /* function constants, and as many derived ones */
+    MSL_MAX_KERNELS = 16384,
+    MSL_MAX_PARAMETERS = 256, /* of a kernel */
+    MSL_MAX_DEPTH = 96        /* nesting of macro arguments, expressions, scopes */
 };
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */

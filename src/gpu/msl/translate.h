@@ -57,8 +57,9 @@ typedef struct msl_parameter {
     int slot;             /* -1: not said */
     const char *position; /* attribute's name */
     msl_token name;
-    msl_range type;      /* pointed or referred to */
-    msl_range condition; /* of [[function_constant(x)]] */
+    msl_range type;       /* pointed or referred to */
+    msl_range dimensions; /* of an array referred to: `[4][2]` */
+    msl_range condition;  /* of [[function_constant(x)]] */
     bool reference, atomic;
 } msl_parameter;
 
@@ -105,7 +106,7 @@ typedef struct msl_signature {
     uint32_t line;
 } msl_signature;
 
-enum { MSL_BUCKETS = 1024 };
+enum { MSL_BUCKETS = 1024, MSL_LAYOUT_STEPS = 20 << 20, MSL_MAX_CODE = 256 << 20 };
 
 struct msl_module {
     msl_source s;
@@ -122,6 +123,7 @@ struct msl_module {
 
     msl_symbol *symbols[MSL_BUCKETS];
     msl_signature *signatures[MSL_BUCKETS];
+    int *layout_budget;  /* steps left for sizes of types */
     size_t record_at;    /* the struct being walked: its `{` */
     const char **scopes; /* paths of namespaces: "", "a", "a::b" */
     size_t scope_count, scope_capacity, scope;

@@ -67,15 +67,6 @@ static bool declare_type(tr *m, msl_range head, size_t name, msl_range range) {
     return msl_declare(m, &s);
 }
 
-/* `using a = b;` and `typedef b a;` */
-static bool alias(tr *m, msl_range head, size_t i, size_t end) {
-    if (msl_here(m, i, "using") && msl_name_at(m, i + 1) && msl_here(m, i + 2, "="))
-        return declare_type(m, head, i + 1, (msl_range){i + 3, end - 1});
-    if (msl_here(m, i, "typedef") && end >= i + 4 && msl_name_at(m, end - 2))
-        return declare_type(m, head, end - 2, (msl_range){i + 1, end - 2});
-    return true;
-}
-
 static bool enumerators(tr *m, size_t open) {
     msl_symbol s = {.kind = MSL_SYMBOL_VALUE};
     for (size_t i = open + 1, close = m->match[open]; i < close;) {
@@ -95,6 +86,10 @@ static bool enumerators(tr *m, size_t open) {
     return true;
 }
 
+static bool is_record_word(const tr *m, size_t i) {
+    return msl_here(m, i, "struct") || msl_here(m, i, "class") || msl_here(m, i, "union");
+}
+
 /* Position of `{` of the struct, union or class at i; end where it has none. */
 static size_t record_body(const tr *m, size_t i, size_t end) {
     for (; i < end && !msl_here(m, i, "{"); i = msl_behind(m, i))
@@ -112,6 +107,7 @@ static bool declare_record(tr *m, msl_range head, size_t i, size_t open, size_t 
     msl_symbol s = {.name = *msl_at(m, name), .kind = MSL_SYMBOL_STRUCT, .range = {open + 1, m->match[open]}};
     s.parameters = head;
     s.is_union = msl_here(m, i, "union");
+    bool tagged = name < open;
     for (size_t k = i; k < end; k = k == open ? m->match[open] : k + 1) {
         s.packed |= msl_here(m, k, "packed") || msl_here(m, k, "__packed__");
         if ((msl_here(m, k, "alignas") || msl_here(m, k, "aligned")) && msl_here(m, k + 1, "(")) {
@@ -122,9 +118,23 @@ static bool declare_record(tr *m, msl_range head, size_t i, size_t open, size_t 
         if (k < open && msl_here(m, k, ":") && !msl_here(m, k, "::")) /* base classes: size not worked out */
             s.twice = true;
     }
-    if (msl_here(m, name + 1, "<")) /* a specialisation */
+    if (tagged && msl_here(m, name + 1, "<")) /* a specialisation */
         s.twice = true;
     return msl_declare(m, &s);
+}
+
+/* `using a = b;`, `typedef b a;` and `typedef struct { .. } a;`, all through `;`. */
+static bool alias(tr *m, msl_range head, size_t i, size_t end) {
+    if (msl_here(m, i, "using") && msl_name_at(m, i + 1) && msl_here(m, i + 2, "="))
+        return declare_type(m, head, i + 1, (msl_range){i + 3, end - 1});
+    if (!msl_here(m, i, "typedef") || end < i + 4 || !msl_name_at(m, end - 2))
+        return true;
+    size_t open = is_record_word(m, i + 1) ? record_body(m, i + 1, end) : end;
+    if (open >= end)
+        return declare_type(m, head, end - 2, (msl_range){i + 1, end - 2});
+    size_t tag = record_name(m, i + 1);
+    return (!tag || tag >= open || declare_record(m, head, i + 1, open, tag, end)) &&
+           declare_record(m, head, i + 1, open, end - 2, end);
 }
 
 /* Specialisations that differ in address space only are kept once: `struct type<device T *>`, `type<threadgroup T *>`.
@@ -200,10 +210,6 @@ static bool record(tr *m, const walk *w, msl_range head, size_t i, size_t open, 
 }
 
 /* ---- declarations ------------------------------------------------------------------------------------------------ */
-
-static bool is_record_word(const tr *m, size_t i) {
-    return msl_here(m, i, "struct") || msl_here(m, i, "class") || msl_here(m, i, "union");
-}
 
 /* Vertex, fragment and other functions of the graphics pipeline are left out, as are functions called by tables. */
 static bool graphics_function(const tr *m, size_t i, size_t end, size_t *next) {

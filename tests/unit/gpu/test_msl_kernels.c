@@ -1,0 +1,221 @@
+/* The translator's tables: which kernels a source has, what they are given, and what is refused. */
+#include "gpu/msl/msl.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static msl_module *translate(const char *text, msl_target target) {
+    msl_options o = {.name = "t.metal", .target = target};
+    sl_error err = {0};
+    msl_module *m = msl_translate(text, strlen(text), &o, &err);
+    if (!m)
+        fail_msg("%s\n%s", err.message, text);
+    return m;
+}
+
+static void check_error(const char *text, const char *expected) {
+    msl_options o = {.name = "t.metal", .target = MSL_SOFT};
+    sl_error err = {0};
+    msl_module *m = msl_translate(text, strlen(text), &o, &err);
+    msl_module_free(m);
+    if (m || !strstr(err.message, expected))
+        fail_msg("%s\ngave '%s', expected '%s'", text, err.message, expected);
+}
+
+/* The table as text: name(kind slot least name, ..)threads; kinds R W B T. */
+static char *describe(const msl_module *m) {
+    sl_buf b = {0};
+    size_t n;
+    const msl_kernel *k = msl_module_kernels(m, &n);
+    sl_buf_puts(&b, "");
+    for (size_t i = 0; i < n; i++) {
+        sl_buf_printf(&b, "%s%s(", i ? " " : "", k[i].name);
+        for (size_t j = 0; j < k[i].arg_count; j++) {
+            const msl_arg *a = &k[i].args[j];
+            sl_buf_printf(&b, "%s%c%d %u %s", j ? ", " : "", "RWBT"[a->arg.kind], a -> arg.slot, a->arg.least,
+                          a->arg.name);
+            if (a->condition != -1)
+                sl_buf_printf(&b, "?%d", a->condition);
+        }
+        sl_buf_printf(&b, ")%u", k[i].max_threads);
+    }
+    return sl_buf_take(&b, NULL);
+}
+
+static void check(const char *text, const char *expected) {
+    static const msl_target targets[] = {MSL_TABLE, MSL_SOFT, MSL_CUDA};
+    for (size_t i = 0; i < SL_COUNT(targets); i++) {
+        msl_module *m = translate(text, targets[i]);
+        char *got = describe(m);
+        assert_string_equal(got, expected);
+        size_t size;
+        const char *code = msl_module_code(m, &size);
+        assert_int_equal(size, strlen(code));
+        assert_true((size == 0) == (targets[i] == MSL_TABLE));
+        free(got);
+        msl_module_free(m);
+    }
+}
+
+static void arguments_have_kind_slot_and_least_bytes(void **state) {
+    (void)state;
+    check("kernel void f(device const float4 *a [[buffer(2)]], device half *b [[buffer(0)]], constant int &n "
+          "[[buffer(1)]], constant float *t [[buffer(7)]], threadgroup float *s [[threadgroup(1)]], uint i "
+          "[[thread_position_in_grid]]) {}",
+          "f(W0 2 b, B1 4 n, R2 16 a, R7 4 t, T1 1 s)0");
+    check("[[kernel]] [[max_total_threads_per_threadgroup(128)]] void f(const device uchar *a [[buffer(0)]]) {}",
+          "f(R0 1 a)128");
+    check("kernel void f(device const float *const a [[buffer(0)]]) [[max_total_threads_per_threadgroup(64 * 2)]] {}",
+          "f(R0 4 a)128");
+    check("kernel void f(device atomic_uint &n [[buffer(3)]], constant float (&m)[4] [[buffer(30)]]) {}",
+          "f(W3 4 n, B30 16 m)0");
+}
+
+static void arguments_without_index_take_the_next_free_slot(void **state) {
+    (void)state;
+    check("kernel void f(device float *a, device float *b [[buffer(0)]], constant uint &c, threadgroup half *s, "
+          "threadgroup half *t [[threadgroup(0)]], uint2 g [[thread_position_in_grid]], device int *d) {}",
+          "f(W0 4 b, W1 4 a, B2 4 c, W3 4 d, T0 1 t, T1 1 s)0");
+}
+
+static void sizes_of_structs_follow_the_language(void **state) {
+    (void)state;
+    check("struct P { uchar a; float3 b; half c[3]; packed_float3 d; uint64_t e; };\n"
+          "kernel void f(constant P &p [[buffer(0)]]) {}",
+          "f(B0 64 p)0");
+    check("#define N 32\nconstant int K = N * 2;\ntypedef struct { half d; uint8_t q[N / 2 + K]; } block;\n"
+          "typedef block other; kernel void f(device const other *b [[buffer(0)]]) {}",
+          "f(R0 82 b)0");
+    check("constant int K = 8; struct b { union { struct { half d, m; }; half2 dm; }; uint8_t s[12]; struct I { "
+          "int x; }; struct { I i; char c; } t[2]; };\nkernel void f(device b *p, device b (*q)[K], device "
+          "__unknown *r) {}",
+          "f(W0 32 p, W1 256 q, W2 1 r)0");
+    check("enum { A = 3, B }; struct __attribute__((packed)) S { char a; int q[B]; device float *p; };\n"
+          "union U { S s[2]; float4x4 m; }; kernel void f(device U *p, device metal::array<half3, 5> *q) {}",
+          "f(W0 64 p, W1 40 q)0");
+    check("template <typename T, int N> struct V { T v[N]; int f() { return N; } static constexpr constant int k = 2; "
+          "};\n"
+          "template <typename T> kernel void f(device V<T, 3> *p, device T *q) {}\n"
+          "template [[host_name(\"fh\")]] kernel void f<half>(device V<half, 3> *p, device half *q);\n"
+          "template [[host_name(\"fl\")]] kernel decltype(f<long>) f<long>;",
+          "fh(W0 6 p, W1 2 q)0 fl(W0 24 p, W1 8 q)0");
+}
+
+static void kernels_are_instantiated_in_every_way(void **state) {
+    (void)state;
+    check("template <typename T, int N = 2> [[kernel]] void f(device T *a [[buffer(0)]]) {}\n"
+          "typedef decltype(f<float, 4>) f_t;\n"
+          "template [[host_name(\"a\")]] [[kernel]] decltype(f<half>) f<half>;\n"
+          "template [[host_name(\"b\")]] kernel f_t f<float, 4>;\n"
+          "template [[host_name(\"c\")]] [[kernel]] [[max_total_threads_per_threadgroup(32)]] void f<char>(device char "
+          "*a [[buffer(0)]]);",
+          "a(W0 2 a)0 b(W0 4 a)0 c(W0 1 a)32");
+    check("template <typename T> kernel void f(device T *a) {}\n"
+          "#define inst(n, t) template [[host_name(\"f_\" #n)]] [[kernel]] decltype(f<t>) f<t>;\n"
+          "#define all(x) x(f32, float) x(bf16, bfloat)\nall(inst)",
+          "f_f32(W0 4 a)0 f_bf16(W0 2 a)0");
+    check("[[host_name(\"x.y\")]] kernel void f(device int *a) {} namespace n { kernel void g(device int *a) {} }\n"
+          "template <typename T> void h(T t) {} template void h<int>(int);",
+          "x.y(W0 4 a)0 g(W0 4 a)0");
+    check("template <typename T> kernel void f(device T *a) {}\ntemplate <> kernel void f<half>(device half *a) {}\n"
+          "kernel void never(device int *);\n",
+          "f(W0 2 a)0");
+    check("template <typename T, void (*op)(device T *, thread T &)> kernel void f(device T *a) { T t; op(a, t); }\n"
+          "void g(device int *a, thread int &b) { *a = b; }\n"
+          "template [[host_name(\"k\")]] kernel decltype(f<int, g>) f<int, g>;",
+          "k(W0 4 a)0");
+}
+
+static void function_constants_make_arguments_optional(void **state) {
+    (void)state;
+    const char *text =
+        "constant bool has [[function_constant(5)]];\nconstant int n [[function_constant(2 + 1)]];\n"
+        "constant int m = is_function_constant_defined(n) ? n * 2 : 7;\nconstant bool both = has && m > 3;\n"
+        "constant uchar c [[function_constant(9)]];\n"
+        "kernel void f(device int *a [[buffer(0)]], device int *b [[buffer(1), function_constant(has)]],\n"
+        "device int *d [[buffer(2)]] [[function_constant(both)]]) {}";
+    check(text, "f(W0 4 a, W1 4 b?0, W2 4 d?-2)0");
+    msl_module *m = translate(text, MSL_SOFT);
+    size_t n;
+    const msl_constant *c = msl_module_constants(m, &n);
+    assert_int_equal(n, 3);
+    assert_int_equal(c[0].id, 5);
+    assert_int_equal(c[0].type, SL_GPU_BOOL);
+    assert_false(c[0].optional);
+    assert_int_equal(c[1].id, 3);
+    assert_int_equal(c[1].type, SL_GPU_INT);
+    assert_true(c[1].optional);
+    assert_string_equal(c[2].name, "c");
+    assert_int_equal(c[2].type, SL_GPU_UINT);
+    msl_module_free(m);
+}
+
+static void what_is_not_supported_is_refused_by_name(void **state) {
+    (void)state;
+    check_error("kernel void f(texture2d<float> t [[texture(0)]]) {}", "t.metal:1: kernel f: textures are not");
+    check_error("void g(sampler s) {}\nkernel void f(device int *a) { g(s); }", "t.metal:1: kernel f: samplers");
+    check_error("kernel void f(device int *a, visible_function_table<int()> t) {}", "visible functions are not");
+    check_error("kernel void f(device int *a) { raytracing::ray r; }", "ray tracing is not supported");
+    check_error("kernel void f(device int *a) { tensor<device half, dextents<int, 2>> t; }", "tensor operations are");
+    check_error("kernel void f(device int *a) {\n double d; }", "t.metal:2: double is not a type of Metal");
+    check_error("struct S { virtual void f(); };", "virtual functions are not part of Metal");
+    check_error("void f() { throw 1; }", "exceptions are not part of Metal");
+    check_error("void f() { goto x; }", "goto");
+    check_error("kernel void f(device int *a) { int *p = new int; }", "new is not part of Metal");
+}
+
+static void other_kernels_of_a_source_stay(void **state) {
+    (void)state;
+    const char *text = "struct V { float4 p [[position]]; };\nvertex V v(uint i [[vertex_id]]) { V x; return x; }\n"
+                       "fragment float4 p(V x [[stage_in]], texture2d<float> t [[texture(0)]]) { return x.p; }\n"
+                       "float4 load(texture2d<float> t) { return 0; }\n"
+                       "kernel void a(device int *x) { *x = 1; }\n"
+                       "kernel void b(texture2d<float> t, device int *x) { load(t); }\n"
+                       "kernel void c(device int *x) { load(x); }";
+    check(text, "a(W0 4 x)0");
+    msl_module *m = translate(text, MSL_TABLE);
+    assert_non_null(msl_module_find(m, "a"));
+    assert_null(msl_module_find(m, "b"));
+    assert_null(msl_module_refused(m, "a"));
+    assert_string_equal(msl_module_refused(m, "b"), "t.metal:6: kernel b: textures are not supported");
+    assert_non_null(msl_module_refused(m, "c"));
+    msl_module_free(m);
+}
+
+static void errors_name_file_and_line(void **state) {
+    (void)state;
+    check_error("kernel void f(device int *a\n", "t.metal:1: '(' is not closed");
+    check_error("\n}", "t.metal:2: '}' without its '{'");
+    check_error("kernel void f(\ndevice int *a [[buffer(31)]]) {}", "t.metal:2: index of a is no number from 0 to 30");
+    check_error("kernel void f(int a) {}", "parameter a is neither a buffer nor has an attribute");
+    check_error("kernel void f(uint a [[vertex_id]]) {}", "attribute [[vertex_id]] of a kernel's parameter");
+    check_error("kernel void f(device int *a [[buffer(1)]], device int *b [[buffer(1)]]) {}", "a and b have the same");
+    check_error("kernel void f(int *a) {}", "points into no address space");
+    check_error("template [[host_name(\"x\")]] kernel decltype(f<int>) f<int>;", "unknown kernel f");
+    check_error("kernel void f(device int *a) {}\nkernel void f(device float *a) {}",
+                "t.metal:2: two kernels are called f");
+    check_error("constant float4 x [[function_constant(1)]];", "function constant x: its type is not supported");
+    check_error("constant int x [[function_constant(y)]];", "function_constant needs a number");
+    check_error("int g(device int *p) { return *p; }\nint g(threadgroup int *p) { return *p + 1; }",
+                "t.metal:2: g differs from the one of line 1 in address space only");
+    check_error("kernel void f(device int *a) { threadgroup int x = 3; }", "x cannot have an initialiser");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(arguments_have_kind_slot_and_least_bytes),
+        cmocka_unit_test(arguments_without_index_take_the_next_free_slot),
+        cmocka_unit_test(sizes_of_structs_follow_the_language),
+        cmocka_unit_test(kernels_are_instantiated_in_every_way),
+        cmocka_unit_test(function_constants_make_arguments_optional),
+        cmocka_unit_test(what_is_not_supported_is_refused_by_name),
+        cmocka_unit_test(other_kernels_of_a_source_stay),
+        cmocka_unit_test(errors_name_file_and_line),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -81,10 +81,11 @@ check_asan() {
             tests/e2e/test_bad_input.py tests/e2e/test_cli.py tests/e2e/test_chat.py
 }
 
-# What runs in several threads: base (pool), experts (readers), engine (scheduler).
+# What runs in several threads: base (pool), experts (readers), engine (scheduler), the core of gpu.
 check_tsan() {
     configure tsan "${sanitized[@]}" -DSLUICE_SANITIZE=thread && build_tree tsan &&
-        TSAN_OPTIONS=halt_on_error=1 run_tests tsan -L '^(base|experts|engine)$'
+        TSAN_OPTIONS=halt_on_error=1 run_tests tsan -L '^(base|experts|engine)$' &&
+        TSAN_OPTIONS=halt_on_error=1 run_tests tsan -R '^test_core_'
 }
 
 fuzz_one() { # NAME

@@ -4,7 +4,7 @@ Every row of the batch writes one document at a time. A step feeds each row its 
 A row that ends its document takes the next prompt within the same step, so all rows always work and a step has fixed shapes: it is captured once
 as a CUDA graph and replayed. What each step fed is recorded on the GPU and cut into documents afterwards.
 
-The KV cache is [layer][row][kv head][time][head_dim] bf16; attention reads only what a row has written (Triton; a masked product elsewhere).
+The KV cache is [layer][row][kv head][time][head_dim]; attention reads only what a row has written (Triton; a masked product elsewhere).
 """
 
 import math
@@ -93,16 +93,16 @@ def sample(logits, uniform, temperature, floor):
 class Writer:
     """prompts: (ids [n, longest], lengths [n], ends [n], first temperature [n], later temperature [n], least relative probability [n])."""
 
-    def __init__(self, shape, p, prompts, rows, longest, steps, device):
+    def __init__(self, shape, p, prompts, rows, longest, steps, device, dtype=torch.bfloat16):
         self.shape, self.rows, self.longest = shape, rows, longest
-        self.p = {k: v.to(device, torch.bfloat16) for k, v in p.items()}
+        self.p = {k: v.to(device, dtype) for k, v in p.items()}
         self.qkv = torch.cat([self.p["q"], self.p["k"], self.p["v"]], 1)
         ids, lengths, ends, first, later, least = prompts
         to = {"device": device}
         self.prompt, self.length = torch.tensor(ids, dtype=torch.int32, **to), torch.tensor(lengths, **to)
         self.ends, self.first, self.later = (torch.tensor(x, **to) for x in (ends, first, later))
         self.floor = torch.tensor(np.log(np.maximum(least, 1e-9)), dtype=torch.float32, **to)
-        self.cache = torch.zeros(2, shape.layers, rows, shape.kv_heads, longest, shape.head_dim, dtype=torch.bfloat16, **to)
+        self.cache = torch.zeros(2, shape.layers, rows, shape.kv_heads, longest, shape.head_dim, dtype=dtype, **to)
         self.document = torch.arange(rows, **to)
         self.next_document = torch.full((1,), rows, **to)
         self.position, self.ended = torch.zeros(rows, dtype=torch.long, **to), torch.zeros(rows, dtype=torch.long, **to)

@@ -129,6 +129,7 @@ section asan check_asan
 section tsan check_tsan
 section fuzz check_fuzz
 section aarch64 bash tests/aarch64.sh "$build/aarch64"
+section macos bash tests/macos.sh "$build/macos" "$venv"
 
 printf '\n== all passed\n'
 printf '   %s\n' "${times[@]}"

@@ -88,27 +88,15 @@ static bool names(const char *source, const char *kernel) {
     return strstr(source, text) != NULL;
 }
 
-/* The place of @error as a compiler gives it, #line obeyed. */
 static void say_error(const char *source, char *message, size_t size) {
-    char file[128] = "program_source", *end = strstr(source, "@error");
-    int line = 1;
-    for (const char *p = source; p < end;) {
-        const char *next = strchr(p, '\n');
-        int number;
-        char name[128];
-        if (sscanf(p, "#line %d \"%127[^\"]\"", &number, name) == 2) {
-            line = number - 1;
-            snprintf(file, sizeof file, "%s", name);
-        }
-        if (!next || next >= end)
-            break;
-        line++;
-        p = next + 1;
-    }
+    int number = 1;
+    for (const char *p = source, *end = strstr(source, "@error"); p < end; p++)
+        number += *p == '\n';
+    origin at = origin_of(source, number);
     snprintf(message, size,
              "Compilation failed: \n\n%s:%d:3: warning: unused variable 'w'\n  int w;\n%s:%d:9: error: use of "
              "undeclared identifier '@error'\n  @error\n  ^\n%s:%d:1: error: another\n",
-             file, line, file, line, file, line + 1);
+             at.file, at.line, at.file, at.line, at.file, at.line + 1);
 }
 
 static bool builtin_load(code *c, char *message, size_t size) {

@@ -10,6 +10,24 @@ static bool is_builtin(const char *source) {
     return strstr(source, "// standin: builtin") || strstr(source, "kernel void sluice_self_test(");
 }
 
+origin origin_of(const char *source, int number) {
+    origin o = {"program_source", 1};
+    for (int i = 1; i < number; i++) {
+        int line;
+        char file[sizeof o.file];
+        if (sscanf(source, "#line %d \"%127[^\"]\"", &line, file) == 2) {
+            memcpy(o.file, file, sizeof file);
+            o.line = line - 1;
+        }
+        source = strchr(source, '\n');
+        if (!source)
+            break;
+        source++;
+        o.line++;
+    }
+    return o;
+}
+
 code *code_new(const char *source, bool fast_math, int language, char *message, size_t size) {
     code *c = calloc(1, sizeof *c);
     if (!c)

@@ -112,6 +112,13 @@ typedef struct call {
 
 typedef struct code code;
 typedef struct entry entry;
+
+/* Where line `number` of a text comes from by its #line directives. */
+typedef struct origin {
+    char file[128];
+    int line;
+} origin;
+origin origin_of(const char *source, int number);
 /* NULL with the compiler's text. */
 code *code_new(const char *source, bool fast_math, int language, char *message, size_t size);
 void code_free(code *c);

@@ -313,7 +313,8 @@ static void too_much_static_threadgroup_memory(void **state) {
     example_open(&e);
     fake.statics = 32769;
     assert_null(sl_gpu_pipeline_new(e.b.library, "tile", NULL, 0, &err));
-    expect_error(&err, SL_ERR_ARGUMENT, "kernel 'tile' declares 32769 bytes of threadgroup memory, the device has 32768");
+    expect_error(&err, SL_ERR_ARGUMENT,
+                 "kernel 'tile' declares 32769 bytes of threadgroup memory, the device has 32768");
     example_close(&e);
 }
 

@@ -267,6 +267,10 @@ static bool global_scope(const tr *m, size_t i) {
     static const char *const words[] = {"return", "const", "case", NULL};
     if (b->kind == MSL_NAME)
         return msl_among(b, words) || msl_is_address_space(b);
+    if (msl_is(b, ")")) { /* `decltype(x)::y` */
+        size_t open = m->match[i - 1];
+        return !open || !msl_here(m, open - 1, "decltype");
+    }
     return !msl_is(b, ">");
 }
 
@@ -341,11 +345,33 @@ static bool put_arm(tr *m, msl_range arm, msl_range other) {
     return true;
 }
 
+/* Is the `?` at i inside a template list, where arms are constants? `n < c ? a : b` is not; the `>` that would close
+ * the list has to be followed by what can stand behind one. */
+static bool inside_list(const tr *m, size_t i, size_t end) {
+    static const char *const stops[] = {";", "{", "}", "(", "[", NULL};
+    static const char *const behind[] = {";", ",", ")", ">", "::", "{", "(", "&&", NULL};
+    int depth = 0;
+    for (size_t k = i, n = 0; k-- > 0 && n < ARM_TOKENS; n++) {
+        const msl_token *t = msl_at(m, k);
+        if (msl_is(t, ")") || msl_is(t, "]"))
+            k = m->match[k];
+        else if (msl_among(t, stops))
+            return false;
+        else if (msl_is(t, ">"))
+            depth++;
+        else if (msl_is(t, "<") && k && msl_name_at(m, k - 1) && depth-- == 0) {
+            size_t close = msl_behind_angle(m, k, end);
+            return close > i && msl_among(msl_at(m, close), behind);
+        }
+    }
+    return false;
+}
+
 /* `? a : b` at i; *next == i: left as it is. */
 static bool put_conditional(tr *m, size_t i, size_t end, size_t *next) {
     msl_range a = {i + 1, arm_end(m, i + 1, end)}, b = {a.end + 1, a.end + 1};
     *next = i;
-    if (!msl_here(m, a.end, ":") || a.begin >= a.end || m->arm_depth >= ARM_DEPTH)
+    if (!msl_here(m, a.end, ":") || a.begin >= a.end || m->arm_depth >= ARM_DEPTH || inside_list(m, i, m->tokens.count))
         return true;
     b.end = arm_end(m, b.begin, end);
     if (b.begin >= b.end || b.end - a.begin >= ARM_TOKENS || (is_literal(m, a) && is_literal(m, b)))

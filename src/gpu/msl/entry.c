@@ -105,6 +105,15 @@ static bool unique_name(tr *m, size_t at) {
     return true;
 }
 
+/* 0: not said, or not known here. */
+static uint32_t max_threads(const tr *m, const msl_instance *x) {
+    const msl_definition *d = &m->definitions[x->definition];
+    msl_binding binding = {d->template_parameters, x->arguments, NULL};
+    int64_t v;
+    bool known = msl_range_value(m, x->max_threads, d->is_template ? &binding : NULL, &v);
+    return known && v > 0 && v <= 1024 ? (uint32_t)v : 0;
+}
+
 bool msl_build_kernels(tr *m) {
     m->kernels = msl_alloc(&m->s.arena, (m->instance_count + 1) * sizeof *m->kernels);
     if (!m->kernels)
@@ -113,7 +122,7 @@ bool msl_build_kernels(tr *m) {
         const msl_instance *x = &m->instances[i];
         char entry[32];
         int n = snprintf(entry, sizeof entry, "msl_entry_%zu", i);
-        msl_kernel k = {.name = x->host_name, .line = x->line, .max_threads = x->max_threads};
+        msl_kernel k = {.name = x->host_name, .line = x->line, .max_threads = max_threads(m, x)};
         k.entry = msl_copy(&m->s.arena, entry, (size_t)n);
         if (!k.entry)
             return msl_no_memory(&m->s);
@@ -187,7 +196,7 @@ static bool put_entry(tr *m, size_t at) {
     msl_put_line(m, (uint32_t)x->line, x->file);
     if (m->target == MSL_CUDA) {
         sl_buf_printf(&m->out, "extern \"C\" __global__ void __launch_bounds__(%u) msl_entry_%zu(",
-                      x->max_threads ? x->max_threads : 1024, at);
+                      m->kernels[at].max_threads ? m->kernels[at].max_threads : 1024, at);
         put_cuda_parameters(m, &m->kernels[at]);
         sl_buf_puts(&m->out, ") { ");
     } else {

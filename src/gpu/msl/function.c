@@ -255,7 +255,7 @@ static size_t storage_name(const tr *m, size_t i, size_t end, size_t *type) {
             break;
         i = j;
     }
-    *type = i;
+    *type = i && msl_here(m, i - 1, "typename") ? i - 1 : i;
     for (;;) {
         if (!msl_name_at(m, i))
             return 0;

@@ -207,13 +207,11 @@ static bool read_parameters(tr *m, msl_definition *d, size_t open) {
 
 /* ---- definitions ------------------------------------------------------------------------------------------------- */
 
-static uint32_t max_threads(const tr *m, size_t begin, size_t end) {
-    msl_range r;
-    int64_t v;
-    if (msl_find_attribute(m, begin, end, "max_total_threads_per_threadgroup", &r) && msl_range_value(m, r, NULL, &v) &&
-        v > 0 && v <= 1024)
-        return (uint32_t)v;
-    return 0;
+/* What the attribute says; empty: nothing. It may depend on template parameters. */
+static msl_range max_threads(const tr *m, size_t begin, size_t end) {
+    msl_range r = {0, 0};
+    msl_find_attribute(m, begin, end, "max_total_threads_per_threadgroup", &r);
+    return r;
 }
 
 /* The text of the string tokens in r, joined. */
@@ -279,7 +277,7 @@ bool msl_kernel_function(tr *m, msl_range head, size_t i, size_t end, size_t *ne
     if (d.is_template)
         d.template_parameters = (msl_range){head.begin + 2, head.end - 1};
     d.max_threads = max_threads(m, i, open);
-    if (!d.max_threads)
+    if (d.max_threads.begin == d.max_threads.end)
         d.max_threads = max_threads(m, m->match[open], body);
     const char *host;
     if (!host_name_of(m, i, open, &d.name, &host))
@@ -362,7 +360,7 @@ bool msl_instantiation(tr *m, size_t i, size_t end, size_t *next) {
         return msl_error_at(&m->s, msl_at(m, j), "instantiation of unknown kernel %.*s", (int)msl_at(m, j)->size,
                             msl_at(m, j)->text);
     x.max_threads = max_threads(m, i, j);
-    if (!x.max_threads)
+    if (x.max_threads.begin == x.max_threads.end)
         x.max_threads = m->definitions[x.definition].max_threads;
     x.scope = m->definitions[x.definition].scope;
     return add_instance(m, &x);

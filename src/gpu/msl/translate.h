@@ -68,7 +68,7 @@ typedef struct msl_definition {
     msl_range template_parameters, arguments; /* of its template head; of a specialisation's name */
     msl_range host_name;                      /* the string's token */
     size_t scope;                             /* in scopes */
-    uint32_t max_threads;
+    msl_range max_threads;                    /* of [[max_total_threads_per_threadgroup(..)]] */
     msl_parameter *parameters;
     size_t parameter_count;
     bool is_template;
@@ -78,7 +78,7 @@ typedef struct msl_instance {
     const char *host_name;
     msl_range arguments; /* inside the angles; empty: none */
     size_t definition, scope;
-    uint32_t max_threads;
+    msl_range max_threads;
     int line, file;
 } msl_instance;
 

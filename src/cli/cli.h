@@ -65,6 +65,10 @@ typedef struct cli_args {
     const char *format;
     int layers, experts;
     bool force;
+    /* msl */
+    const char *groups, *group_threads;
+    cli_strings inputs, constants, lengths, outputs, defines, includes;
+    bool no_check;
 } cli_args;
 
 typedef enum cli_kind {
@@ -94,7 +98,7 @@ typedef struct cli_option {
 /* Tables end with a row whose name is NULL. */
 extern const cli_option cli_engine_options[], cli_prompt_options[], cli_sampling_options[], cli_figure_options[],
     cli_json_options[], cli_bench_options[], cli_eval_options[], cli_tokenize_options[], cli_synth_options[],
-    cli_run_options[], cli_common_options[];
+    cli_run_options[], cli_msl_options[], cli_common_options[];
 
 enum { CLI_MAX_TABLES = 8 };
 
@@ -138,6 +142,12 @@ int cli_eval(const cli_args *a);
 int cli_tokenize(const cli_args *a);
 int cli_synth(const cli_args *a);
 int cli_completions(const cli_args *a);
+int cli_msl(const cli_args *a);
+int cli_msl_run(const cli_args *a);
+int cli_msl_trace(const cli_args *a);
+/* The device of `sluice msl` (soft, with checks, unless asked otherwise) and a file compiled for it. */
+struct sl_gpu *cli_msl_open(const cli_args *a, sl_error *err);
+struct sl_gpu_library *cli_msl_compile(struct sl_gpu *g, const cli_args *a, const char *file, sl_error *err);
 
 /* ---- terminal: standard output, messages, progress --------------------------------------------------------------- */
 

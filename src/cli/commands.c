@@ -81,6 +81,18 @@ const cli_command cli_commands[] = {
      "'sluice synth list' shows the shapes.",
      {cli_synth_options, cli_common_options},
      cli_synth},
+    {"msl",
+     "check|run|trace [FILE.metal [KERNEL]]",
+     1,
+     3,
+     "check and run Metal kernels on any machine",
+     "check lists the kernels of a file with their arguments. run runs one with given inputs on the CPU and reports\n"
+     "faults with their line: accesses out of bounds, uninitialised threadgroup memory, races, barriers not reached "
+     "by\n"
+     "all, SIMD-group functions under divergence. trace shows a small kernel's way from source to result.\n"
+     "Needs clang++ on PATH.",
+     {cli_msl_options, cli_common_options},
+     cli_msl},
     {"completions",
      "bash|zsh|fish",
      1,

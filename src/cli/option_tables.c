@@ -102,6 +102,25 @@ const cli_option cli_synth_options[] = {
     {"force", 0, CLI_FLAG, AT(force), 0, 0, NULL, "overwrite OUT"},
     END};
 
+const cli_option cli_msl_options[] = {
+    {"arg", 'a', CLI_LIST, AT(inputs), 0, 0, "SLOT=VALUE",
+     "run: what is bound at a slot: FILE.npy, a file of raw bytes, TYPE:V,V,..., zeros:TYPE:COUNT, iota:TYPE:COUNT or "
+     "random:TYPE:COUNT; may be repeated"},
+    {"groups", 'g', CLI_TEXT, AT(groups), 0, 0, "X,Y,Z", "run: number of threadgroups (default: 1)"},
+    {"threads", 't', CLI_TEXT, AT(group_threads), 0, 0, "X,Y,Z", "run: threads of a threadgroup (default: 32)"},
+    {"constant", 0, CLI_LIST, AT(constants), 0, 0, "ID=TYPE:V", "run: a function constant; may be repeated"},
+    {"threadgroup", 0, CLI_LIST, AT(lengths), 0, 0, "SLOT=BYTES", "run: length of threadgroup memory at a slot"},
+    {"out", 'o', CLI_LIST, AT(outputs), 0, 0, "SLOT=FILE",
+     "run: write what is bound at a slot to FILE (.npy, or raw bytes) instead of printing its first elements"},
+    {"no-check", 0, CLI_FLAG, AT(no_check), 0, 0, NULL,
+     "no search for faults: out of bounds, uninitialised, races, divergence"},
+    {"seed", 0, CLI_U64, AT(seed), 0, 0, "N",
+     "order of threads: 0 ascending, 1 reversed, else shuffled; random inputs"},
+    {"define", 'D', CLI_LIST, AT(defines), 0, 0, "NAME[=V]", "a definition for the preprocessor; may be repeated"},
+    {"include", 'I', CLI_LIST, AT(includes), 0, 0, "DIR", "where #include looks; may be repeated"},
+    {"device", 0, CLI_TEXT, AT(device), 0, 0, "soft[:N]|metal", "what runs it (default: soft)"},
+    END};
+
 const cli_option cli_common_options[] = {
     {"log-level", 0, CLI_LEVEL, AT(log_level), 0, 0, "error|warn|info|debug", "what the engine logs (default: warn)"},
     {"verbose", 'v', CLI_SET, AT(log_level), SL_LOG_INFO, 0, NULL, "the same as --log-level info"},

@@ -17,7 +17,10 @@ void cli_args_init(cli_args *a) {
 }
 
 void cli_args_free(cli_args *a) {
-    free(a->stop.items);
+    const cli_strings *lists[] = {&a->stop,    &a->inputs,  &a->constants, &a->lengths,
+                                  &a->outputs, &a->defines, &a->includes};
+    for (size_t i = 0; i < SL_COUNT(lists); i++)
+        free(lists[i]->items);
     free(a->logit_bias.items);
 }
 

@@ -143,7 +143,7 @@ attention_decode(constant sl_attention_args &a [[buffer(0)]], device const float
     uint row = group.z, kv_head = group.y, begin = group.x * SL_ATTENTION_SPLIT;
     if (row >= uint(step_head(step).rows) || begin > uint(step_position(step, row)))
         return;
-    const slab_list<device const uchar *> slabs = SL_SLABS(device const uchar *);
+    const slab_list<device const uchar *> slabs = SL_SLABS;
     device const int *pages = step_pages(step, row);
     uint end = min(begin + uint(SL_ATTENTION_SPLIT), uint(step_position(step, row)) + 1);
     uint heads = a.heads / a.kv_heads;
@@ -151,7 +151,7 @@ attention_decode(constant sl_attention_args &a [[buffer(0)]], device const float
     float scale = a.scale;
     for (uint h0 = 0; h0 < heads; h0 += H) {
         uint head = kv_head * heads + h0, count = min(heads - h0, H);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
+        // nobody reads q behind the last barrier of the loop, and acc is written behind the next
         device const float *from = q + ulong(row) * a.q_stride + ulong(head) * D;
         for (uint i = thread_at; i < H * D / 4; i += SL_ATTENTION_THREADS)
             m.q[i] = 4 * i < count * D ? float4(*(device const packed_float4 *)(from + 4 * i)) : float4(0.0f);
@@ -195,12 +195,21 @@ attention_decode(constant sl_attention_args &a [[buffer(0)]], device const float
     }
 }
 
-#define X(kv)                                                                                                          \
-    SL_KERNEL("attention_decode_" #kv "_64", attention_decode, 64, 8, kv_##kv)                                         \
-    SL_KERNEL("attention_decode_" #kv "_128", attention_decode, 128, 8, kv_##kv)                                       \
-    SL_KERNEL("attention_decode_" #kv "_256", attention_decode, 256, 4, kv_##kv)
+#if SL_HAS_DIM(64)
+#define X(kv) SL_KERNEL("attention_decode_" #kv "_64", attention_decode, 64, 8, kv_##kv)
 SL_KV_FORMATS(X)
 #undef X
+#endif
+#if SL_HAS_DIM(128)
+#define X(kv) SL_KERNEL("attention_decode_" #kv "_128", attention_decode, 128, 8, kv_##kv)
+SL_KV_FORMATS(X)
+#undef X
+#endif
+#if SL_HAS_DIM(256)
+#define X(kv) SL_KERNEL("attention_decode_" #kv "_256", attention_decode, 256, 4, kv_##kv)
+SL_KV_FORMATS(X)
+#undef X
+#endif
 
 [[kernel]] void attention_combine(constant sl_attention_args &a [[buffer(0)]], device const float *partial [[buffer(1)]],
                                   device float *dst [[buffer(2)]], device const int *step [[buffer(3)]],

@@ -137,7 +137,7 @@ attention_prefill(constant sl_attention_args &a [[buffer(0)]], device const floa
     device const int *block_row = step + step_head(step).block_row + group.y;
     uint first = uint(block_row[0]), rows = uint(block_row[1]) - first, head = group.x * HEADS;
     uint kv_head = head / (a.heads / a.kv_heads), position = uint(step_position(step, first));
-    const slab_list<device const uchar *> slabs = SL_SLABS(device const uchar *);
+    const slab_list<device const uchar *> slabs = SL_SLABS;
     device const int *pages = step_pages(step, first);
     uint end = position + rows; // keys that any row sees
     constexpr uint tiles = HEADS * (D / SIMDS / 16);
@@ -181,11 +181,22 @@ attention_prefill(constant sl_attention_args &a [[buffer(0)]], device const floa
     }
 }
 
+#if SL_HAS_DIM(64)
 #define X(kv)                                                                                                          \
     SL_KERNEL("attention_prefill_" #kv "_64_1", attention_prefill, 64, 1, kv_##kv)                                     \
-    SL_KERNEL("attention_prefill_" #kv "_64_2", attention_prefill, 64, 2, kv_##kv)                                     \
-    SL_KERNEL("attention_prefill_" #kv "_128_1", attention_prefill, 128, 1, kv_##kv)                                   \
-    SL_KERNEL("attention_prefill_" #kv "_128_2", attention_prefill, 128, 2, kv_##kv)                                   \
-    SL_KERNEL("attention_prefill_" #kv "_256_1", attention_prefill, 256, 1, kv_##kv)
+    SL_KERNEL("attention_prefill_" #kv "_64_2", attention_prefill, 64, 2, kv_##kv)
 SL_KV_FORMATS(X)
 #undef X
+#endif
+#if SL_HAS_DIM(128)
+#define X(kv)                                                                                                          \
+    SL_KERNEL("attention_prefill_" #kv "_128_1", attention_prefill, 128, 1, kv_##kv)                                   \
+    SL_KERNEL("attention_prefill_" #kv "_128_2", attention_prefill, 128, 2, kv_##kv)
+SL_KV_FORMATS(X)
+#undef X
+#endif
+#if SL_HAS_DIM(256)
+#define X(kv) SL_KERNEL("attention_prefill_" #kv "_256_1", attention_prefill, 256, 1, kv_##kv)
+SL_KV_FORMATS(X)
+#undef X
+#endif

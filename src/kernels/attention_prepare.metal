@@ -87,7 +87,7 @@ attention_prepare(constant sl_attention_args &a [[buffer(0)]], device float *q [
         prepare_head(k + ulong(row) * a.k_stride + ulong(head) * a.head_dim, k_norm, fc_norm_k, a, rotation, lane);
     device const float *from = value ? v + ulong(row) * a.v_stride : k + ulong(row) * a.k_stride;
     from += ulong(head) * a.head_dim;
-    const slab_list<device uchar *> slabs = SL_SLABS(device uchar *);
+    const slab_list<device uchar *> slabs = SL_SLABS;
     uint position = uint(step_position(step, row));
     uint block = uint(step_pages(step, row)[position / SL_KV_PAGE]);
     device uchar *to = page_at(a, slabs, block, head, value ? KV_V : KV_K) + (position % SL_KV_PAGE) * a.head_bytes;

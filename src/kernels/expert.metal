@@ -41,7 +41,7 @@ expert_gate_up(constant sl_expert_args &a [[buffer(0)]], device const ulong *tab
     uint pair = group.y, row = group.x * SL_MATVEC_ROWS + simd * DOT_ROWS;
     if (pair >= step_rows(step) * a.top_k || row >= a.w.rows || step_aborted(step))
         return;
-    const slab_list<slab_pointer> slabs = SL_SLABS(device const uchar *);
+    const slab_list<slab_pointer> slabs = SL_SLABS;
     weights gate, up;
     if (!expert_weights(gate, a, table, chosen[pair], 0, slabs) || !expert_weights(up, a, table, chosen[pair], 1, slabs))
         return;
@@ -64,7 +64,7 @@ expert_matvec(constant sl_expert_args &a [[buffer(0)]], device const ulong *tabl
     uint pair = group.y, row = group.x * SL_MATVEC_ROWS + simd * DOT_ROWS;
     if (pair >= step_rows(step) * a.top_k || row >= a.w.rows || step_aborted(step))
         return;
-    const slab_list<slab_pointer> slabs = SL_SLABS(device const uchar *);
+    const slab_list<slab_pointer> slabs = SL_SLABS;
     weights w;
     if (!expert_weights(w, a, table, chosen[pair], a.projection, slabs))
         return;

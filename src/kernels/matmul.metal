@@ -24,8 +24,8 @@ SL_SWITCH(fc_leaves, SL_FC_LEAVES)
 enum { TILE_STRIDE = 40 /* halves: 32 + 8, other banks for other rows */, OUT_STRIDE = 68 };
 
 struct tile_memory {
-    half x[SL_MATMUL_TOKENS * TILE_STRIDE];
-    half w[SL_MATMUL_ROWS * TILE_STRIDE];
+    alignas(16) half x[SL_MATMUL_TOKENS * TILE_STRIDE];
+    alignas(16) half w[SL_MATMUL_ROWS * TILE_STRIDE];
     float y[SL_MATMUL_TOKENS * OUT_STRIDE];
 };
 
@@ -139,7 +139,7 @@ matmul_expert(constant sl_expert_args &a [[buffer(0)]], device const ulong *tabl
     device const ulong *entry = table + ulong(uint(tiles[group.y].expert)) * SL_PARTS + 3 * a.projection;
     if (!sl_present(entry[0]))
         return;
-    const slab_list<slab_pointer> slabs = SL_SLABS(device const uchar *);
+    const slab_list<slab_pointer> slabs = SL_SLABS;
     device const uchar *codes = sl_at(slabs, entry[0]);
     weights w = make_weights(a.w, codes, sl_present(entry[1]) ? sl_at(slabs, entry[1]) : codes,
                              sl_present(entry[2]) ? sl_at(slabs, entry[2]) : codes);

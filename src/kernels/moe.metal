@@ -78,8 +78,7 @@ router(constant sl_router_args &a [[buffer(0)]], device const float *logits [[bu
     threadgroup float *score = (threadgroup float *)(taken + k);
     device const float *mine = logits + ulong(group) * a.logits_stride;
     float largest = largest_logit(mine, a.experts, lane), sum = 0.0f;
-    float total = fill_keys(key, mine, bias, a.experts, largest, lane);
-    simdgroup_barrier(mem_flags::mem_threadgroup);
+    float total = fill_keys(key, mine, bias, a.experts, largest, lane); // a lane reads only the keys it wrote
     for (uint i = 0; i < k; i++) {
         uint id = best_expert(key, taken, i, a.experts, lane);
         float s = score_of(mine[id], largest);

@@ -51,6 +51,18 @@ struct kv_f32 {
     static void store(device uchar *p, uint d, float v) { *(device float *)(p + 4 * d) = v; }
 };
 
+// What is instantiated: all, or what the host defines SL_ATTENTION_KV (f16, q8_0, f32) and SL_ATTENTION_DIM (64, 128,
+// 256) to be, in the compile options.
+#ifdef SL_ATTENTION_KV
+#define SL_KV_ONE(X, kv) X(kv)
+#define SL_KV_FORMATS(X) SL_KV_ONE(X, SL_ATTENTION_KV)
+#else
 #define SL_KV_FORMATS(X) X(f16) X(q8_0) X(f32)
+#endif
+#ifdef SL_ATTENTION_DIM
+#define SL_HAS_DIM(dim) (SL_ATTENTION_DIM == dim)
+#else
+#define SL_HAS_DIM(dim) 1
+#endif
 
 #endif

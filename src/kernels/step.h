@@ -45,7 +45,7 @@ inline float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
 
 // ---- slabs --------------------------------------------------------------------------------------------------------
 
-// Memory of experts or KV, bound in pieces. ADDRESS is `device const` or `device`.
+// Memory of experts or KV, bound in pieces; P is `device const uchar *` or `device uchar *`.
 template <typename P> struct slab_list {
     P at[SL_SLAB_COUNT];
 };
@@ -55,13 +55,9 @@ template <typename P> struct slab_list {
         P slab4 [[buffer(19)]], P slab5 [[buffer(20)]], P slab6 [[buffer(21)]], P slab7 [[buffer(22)]],               \
         P slab8 [[buffer(23)]], P slab9 [[buffer(24)]], P slab10 [[buffer(25)]], P slab11 [[buffer(26)]],             \
         P slab12 [[buffer(27)]], P slab13 [[buffer(28)]], P slab14 [[buffer(29)]], P slab15 [[buffer(30)]]
-#define SL_SLABS(P)                                                                                                    \
-    {                                                                                                                  \
-        {                                                                                                              \
-            slab0, slab1, slab2, slab3, slab4, slab5, slab6, slab7, slab8, slab9, slab10, slab11, slab12, slab13,      \
-                slab14, slab15                                                                                         \
-        }                                                                                                              \
-    }
+#define SL_SLABS                                                                                                       \
+    {{slab0, slab1, slab2, slab3, slab4, slab5, slab6, slab7, slab8, slab9, slab10, slab11, slab12, slab13, slab14,    \
+      slab15}}
 
 // A chain of selects: an array in registers cannot be indexed by a variable.
 template <typename P> inline P slab_base(thread const slab_list<P> &slabs, uint index) {

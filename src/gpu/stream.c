@@ -10,6 +10,7 @@
 
 /* A list that waits for an event may wait for one that a failed list was to signal: in between others are looked at. */
 #define SLICE_NS (UINT64_C(20) * 1000 * 1000)
+enum { MOST_DEPTH = 16 };
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
@@ -177,7 +178,7 @@ static void after_finish(gpu_submission *sub) {
 
 /* ---- waiting ----------------------------------------------------------------------------------------------------- */
 
-static void reap_streams(sl_gpu *g);
+static void reap_streams(sl_gpu *g, int depth);
 
 static bool waits_for_events(const gpu_submission *sub) {
     for (size_t i = 0; i < sub->list->event_count; i++)
@@ -186,8 +187,12 @@ static bool waits_for_events(const gpu_submission *sub) {
     return false;
 }
 
-/* Without the lock. True: sub is done, its result is there. */
-static bool poll_driver(gpu_submission *sub, uint64_t deadline, bool reap) {
+/* Without the lock. True: sub is done, its result is there.
+ *
+ * Around lists that wait for events the other streams are looked at: one of theirs may have failed, and then its events
+ * have to be raised (here, while sub still waits) and what waited for them has failed too (below, now that sub is done;
+ * its signaller may itself have waited, so to some depth). */
+static bool poll_driver(gpu_submission *sub, uint64_t deadline, int depth) {
     sl_gpu *g = sub->o.gpu;
     uint64_t now = sl_now_ns(), left = deadline > now ? deadline - now : 0;
     bool events = waits_for_events(sub);
@@ -196,12 +201,12 @@ static bool poll_driver(gpu_submission *sub, uint64_t deadline, bool reap) {
     if (events && left > SLICE_NS)
         left = SLICE_NS;
     bool done = g->driver->wait(g->device, sub->driver, left, &sub->result);
-    if (events && reap)
-        reap_streams(g);
+    if (events && (depth == 0 || (done && depth < MOST_DEPTH)))
+        reap_streams(g, depth + 1);
     return done;
 }
 
-static bool wait_stream(gpu_stream *s, sl_gpu_ticket ticket, uint64_t deadline, bool reap) {
+static bool wait_stream(gpu_stream *s, sl_gpu_ticket ticket, uint64_t deadline, int depth) {
     sl_gpu *g = s->o.gpu;
     bool in_time = true;
     pthread_mutex_lock(&g->lock);
@@ -213,7 +218,7 @@ static bool wait_stream(gpu_stream *s, sl_gpu_ticket ticket, uint64_t deadline, 
         }
         s->polling = true;
         pthread_mutex_unlock(&g->lock);
-        bool done = poll_driver(sub, deadline, reap);
+        bool done = poll_driver(sub, deadline, depth);
         pthread_mutex_lock(&g->lock);
         s->polling = false;
         if (done)
@@ -233,18 +238,18 @@ static bool wait_stream(gpu_stream *s, sl_gpu_ticket ticket, uint64_t deadline, 
 }
 
 bool gpu_stream_wait(gpu_stream *s, sl_gpu_ticket ticket, uint64_t deadline) {
-    return wait_stream(s, ticket, deadline, true);
+    return wait_stream(s, ticket, deadline, 0);
 }
 
 /* Each stream once; one that begins or ends meanwhile may be left out. */
-static void reap_streams(sl_gpu *g) {
+static void reap_streams(sl_gpu *g, int depth) {
     gpu_stream *s, *next;
     pthread_mutex_lock(&g->lock);
     for (s = g->streams; s && !gpu_hold_live(s);)
         s = s->next;
     pthread_mutex_unlock(&g->lock);
     for (; s; s = next) {
-        wait_stream(s, UINT64_MAX, 0, false);
+        wait_stream(s, UINT64_MAX, 0, depth);
         pthread_mutex_lock(&g->lock);
         for (next = s->next; next && !gpu_hold_live(next);)
             next = next->next;
@@ -254,7 +259,7 @@ static void reap_streams(sl_gpu *g) {
 }
 
 void gpu_reap(sl_gpu *g) {
-    reap_streams(g);
+    reap_streams(g, 1);
 }
 
 /* A stream held, and its last submission that uses the range against r; NULL: none. Under the lock. */

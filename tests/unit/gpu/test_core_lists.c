@@ -562,6 +562,36 @@ static void waiting_for_a_failed_list_is_an_error(void **state) {
     bench_close(&b);
 }
 
+/* a fails, b waited for a, c for b: whoever looks at c alone hears of a. */
+static void failures_follow_events_through_streams(void **state) {
+    sl_error err = {0};
+    sl_gpu_stream *streams[3];
+    sl_gpu_event *events[3];
+    sl_gpu_ticket t = 0;
+    fake.fail_list = "bad";
+    bench b = bench_open();
+    for (int i = 2; i >= 0; i--) {
+        streams[i] = sl_gpu_stream_new(b.g, &err);
+        events[i] = sl_gpu_event_new(b.g, &err);
+    }
+    for (int i = 0; i < 3; i++) {
+        sl_gpu_list *l = sl_gpu_begin(streams[i], i ? "waits" : "bad", &err);
+        if (i)
+            assert_true(sl_gpu_encode_wait(l, events[i - 1], 1, &err));
+        assert_true(sl_gpu_encode_fill(l, i == 0 ? b.a : i == 1 ? b.b : b.out, 0, 64, 1, &err));
+        assert_true(sl_gpu_encode_signal(l, events[i], 1, &err));
+        t = bench_submit(l);
+    }
+    assert_false(sl_gpu_wait(streams[2], t, 10 * SECOND, NULL, &err));
+    expect_error(&err, SL_ERR_DEVICE, "injected fault");
+    assert_null(sl_gpu_map(b.b, 0, 64, SL_GPU_READ, &err));
+    for (int i = 0; i < 3; i++) {
+        sl_gpu_stream_free(streams[i]);
+        sl_gpu_event_free(events[i]);
+    }
+    bench_close(&b);
+}
+
 /* ---- replay ------------------------------------------------------------------------------------------------------ */
 
 static void replay_twice(const gpu_driver *driver, const char *call) {
@@ -664,6 +694,7 @@ int main(void) {
         TEST(memory_the_host_cannot_see_is_copied),
         TEST(events_order_lists_and_host),
         TEST(waiting_for_a_failed_list_is_an_error),
+        TEST(failures_follow_events_through_streams),
         TEST(replay_by_the_driver),
         TEST(replay_by_submitting_again),
         TEST(lists_with_events_are_not_kept),

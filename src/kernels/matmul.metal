@@ -8,9 +8,9 @@
 // x is half with a power-of-two scale per row (to_half of rows.metal); weights become half in threadgroup memory as
 // scale * code + bias, times a power of two for matrices that leave half's range; products are summed in float.
 // Geometry: threadgroup (128) = 2 x 2 SIMD-groups, a tile of 32 rows of x by 64 rows of W, each SIMD-group 16 by 32;
-// grid (ceil(W.rows / 64), ceil(rows / 32)) or (ceil(W.rows / 64), tiles). A step along the columns is one unit of
-// blocks.h (32 weights in two runs); x is read at the same columns, in whatever order the format has them.
-// Threadgroup memory 16 KiB. Bytes: W once per 32 rows of x, x once per 64 rows of W. Operations: 2 per weight and row
+// grid (ceil(W.rows / 64), ceil(rows / 32)) or (ceil(W.rows / 64), tiles). A step along the columns is two units of
+// blocks.h (32 weights each, in two runs); x is read at the same columns, in whatever order the format has them.
+// Threadgroup memory 14 KiB. Bytes: W once per 32 rows of x, x once per 64 rows of W. Operations: 2 per weight and row
 // on the matrix units, to unpack a weight about 3 per 32 rows.
 // Slots of matmul: 1 codes, 2 scales, 3 biases, 4 x, 5 unscale[rows], 6 y, 7 bias[W.rows], 8 step. Of matmul_expert: 1
 // table, 2 tiles, 3 pairs[list], 4 x, 5 unscale, 6 y[pair or place], 7 done[pairs], 8 step, 9 pair_count, 15..30 slabs.
@@ -21,55 +21,73 @@ SL_SWITCH(fc_add, SL_FC_ADD)
 SL_SWITCH(fc_bias, SL_FC_BIAS)
 SL_SWITCH(fc_leaves, SL_FC_LEAVES)
 
-enum { TILE_STRIDE = 40 /* halves: 32 + 8, other banks for other rows */, OUT_STRIDE = 68 };
-
-struct tile_memory {
-    alignas(16) half x[SL_MATMUL_TOKENS * TILE_STRIDE];
-    alignas(16) half w[SL_MATMUL_ROWS * TILE_STRIDE];
-    float y[SL_MATMUL_TOKENS * OUT_STRIDE];
+enum {
+    TILE_COLS = 64,
+    TILE_STRIDE = TILE_COLS + 8, // halves; other banks for other rows
+    W_TILE = SL_MATMUL_TOKENS * TILE_STRIDE,
+    TILE_HALVES = W_TILE + SL_MATMUL_ROWS * TILE_STRIDE,
+    OUT_STRIDE = 68
 };
 
-// One run of 16 weights to half.
+// Halves of x and W of a step; at the end the tile of y, as floats.
+struct tile_memory {
+    alignas(16) half at[TILE_HALVES];
+};
+
+// A unit as 32 halves; none: zeros.
 template <typename F>
-inline void stage_weights(threadgroup half *to, thread const weight_row &row, uint u, bool upper, thread const weights &w,
-                          float scale) {
+inline void stage_weights(threadgroup half *to, thread const weight_row &row, uint u, thread const weights &w, float scale) {
+    if (u >= unit_count(w)) {
+        for (uint i = 0; i < 8; i++)
+            *(threadgroup half4 *)(to + 4 * i) = half4(0.0h);
+        return;
+    }
     typename F::unit q;
     F::load(q, row, u, w);
-    float s = (upper ? F::scale(q).y : F::scale(q).x) * scale, b = (upper ? F::bias(q).y : F::bias(q).x) * scale;
-    float shifted = fma(-F::offset, s, b);
+    float2 s = F::scale(q) * scale, b = fma(float2(-F::offset), s, F::bias(q) * scale);
 #pragma unroll
     for (uint i = 0; i < 4; i++) {
-        float4 codes = upper ? F::high(q, i) : F::low(q, i);
-        float4 v = F::plain ? codes * scale : fma(codes, float4(s), float4(shifted));
-        *(threadgroup half4 *)(to + 4 * i) = half4(v);
+        float4 low = F::low(q, i), high = F::high(q, i);
+        *(threadgroup half4 *)(to + 4 * i) = half4(F::plain ? low * scale : fma(low, float4(s.x), float4(b.x)));
+        *(threadgroup half4 *)(to + 16 + 4 * i) = half4(F::plain ? high * scale : fma(high, float4(s.y), float4(b.y)));
     }
 }
 
-// y tile [32][64] in memory.y = x rows . W rows; x_row: this thread's row of x (thread / 4), null: none.
+// One run of x, at the columns that the format has there; no row: zeros.
 template <typename F>
-inline void multiply_tile(threadgroup tile_memory &memory, thread const weights &w, float scale, uint w_row,
-                          device const half *x_row, uint thread_at, uint simd) {
+inline void load_run(thread uint4 *v, device const half *x_row, uint u, uint run, uint units) {
+    v[0] = v[1] = uint4(0);
+    if (x_row && u < units) {
+        device const uint4 *from = (device const uint4 *)(x_row + F::column(u) + run * F::gap);
+        v[0] = from[0];
+        v[1] = from[1];
+    }
+}
+
+// y tile [32][64] = x rows . W rows, in memory as floats; x_row: this thread's row of x (thread / 4), null: none.
+template <typename F>
+inline threadgroup const float *multiply_tile(threadgroup tile_memory &memory, thread const weights &w, float scale,
+                                              uint w_row, device const half *x_row, uint thread_at, uint simd) {
     uint x_part = thread_at & 3, w_part = thread_at & 1;
-    threadgroup half *x_to = memory.x + (thread_at >> 2) * TILE_STRIDE + x_part * 8;
-    threadgroup half *w_to = memory.w + (thread_at >> 1) * TILE_STRIDE + w_part * 16;
+    threadgroup uint4 *x_to = (threadgroup uint4 *)(memory.at + (thread_at >> 2) * TILE_STRIDE + x_part * 16);
+    threadgroup half *w_to = memory.at + W_TILE + (thread_at >> 1) * TILE_STRIDE + w_part * 32;
     weight_row row = row_at(w, w_row + (thread_at >> 1));
-    threadgroup const half *x_tile = memory.x + (simd & 1) * 16 * TILE_STRIDE;
-    threadgroup const half *w_tile = memory.w + (simd >> 1) * 32 * TILE_STRIDE;
+    threadgroup const half *x_tile = memory.at + (simd & 1) * 16 * TILE_STRIDE;
+    threadgroup const half *w_tile = memory.at + W_TILE + (simd >> 1) * 32 * TILE_STRIDE;
     tile_float acc[2];
     tile_zero(acc[0]);
     tile_zero(acc[1]);
     uint units = unit_count(w);
-    for (uint u = 0; u < units; u++) {
-        uint c = F::column(u) + (x_part >> 1) * F::gap + (x_part & 1) * 8;
-        uint4 xv = uint4(0);
-        if (x_row)
-            xv = *(device const uint4 *)(x_row + c);
+    for (uint u = 0; u < units; u += 2) {
+        uint4 xv[2];
+        load_run<F>(xv, x_row, u + (x_part >> 1), x_part & 1, units);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        *(threadgroup uint4 *)x_to = xv;
-        stage_weights<F>(w_to, row, u, w_part != 0, w, scale);
+        x_to[0] = xv[0];
+        x_to[1] = xv[1];
+        stage_weights<F>(w_to, row, u + w_part, w, scale);
         threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
-        for (uint k = 0; k < 32; k += 16) {
+        for (uint k = 0; k < TILE_COLS; k += 16) {
             tile_half x, wt;
             tile_load(x, x_tile + k, TILE_STRIDE);
 #pragma unroll
@@ -79,10 +97,13 @@ inline void multiply_tile(threadgroup tile_memory &memory, thread const weights 
             }
         }
     }
+    threadgroup float *y = (threadgroup float *)memory.at;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
     for (uint j = 0; j < 2; j++)
-        tile_store(acc[j], memory.y + (simd & 1) * 16 * OUT_STRIDE + (simd >> 1) * 32 + j * 16, OUT_STRIDE);
+        tile_store(acc[j], y + (simd & 1) * 16 * OUT_STRIDE + (simd >> 1) * 32 + j * 16, OUT_STRIDE);
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    return y;
 }
 
 template <typename F>
@@ -100,12 +121,12 @@ matmul(constant sl_matmul_args &a [[buffer(0)]], device const uchar *codes [[buf
     weights w = make_weights(a.w, codes, scales, biases);
     uint mine = first + (thread_at >> 2);
     device const half *x_row = mine < rows ? x + ulong(mine) * a.x_stride : nullptr;
-    multiply_tile<F>(memory, w, a.w.scale, w_row, x_row, thread_at, simd);
+    threadgroup const float *tile = multiply_tile<F>(memory, w, a.w.scale, w_row, x_row, thread_at, simd);
     uint count = min(rows - first, uint(SL_MATMUL_TOKENS)), r = thread_at & 63, out = w_row + r;
     if (out >= w.rows)
         return;
     for (uint i = thread_at >> 6; i < count; i += 2) {
-        float v = memory.y[i * OUT_STRIDE + r] * (unscale[first + i] / a.w.scale);
+        float v = tile[i * OUT_STRIDE + r] * (unscale[first + i] / a.w.scale);
         device float *to = y + ulong(first + i) * a.y_stride + out;
         if (fc_add)
             v = *to + v;
@@ -146,13 +167,13 @@ matmul_expert(constant sl_expert_args &a [[buffer(0)]], device const ulong *tabl
     uint mine = first + (thread_at >> 2);
     device const half *x_row =
         mine < end ? x + ulong(source_of(a, mine, uint(pairs[mine]))) * a.x_stride : nullptr;
-    multiply_tile<F>(memory, w, a.w.scale, w_row, x_row, thread_at, simd);
+    threadgroup const float *tile = multiply_tile<F>(memory, w, a.w.scale, w_row, x_row, thread_at, simd);
     uint count = end - first, r = thread_at & 63, out = w_row + r;
     if (out >= w.rows)
         return;
     for (uint i = thread_at >> 6; i < count; i += 2) {
         uint place = first + i, pair = uint(pairs[place]);
-        float v = memory.y[i * OUT_STRIDE + r] * (unscale[source_of(a, place, pair)] / a.w.scale);
+        float v = tile[i * OUT_STRIDE + r] * (unscale[source_of(a, place, pair)] / a.w.scale);
         y[ulong(fc_leaves ? pair : place) * a.y_stride + out] = v;
         if (fc_leaves && out == 0)
             done[pair] = 1;

@@ -220,6 +220,7 @@ struct queue {
     atomic_long unfinished; /* command buffers made and not done */
     object *fence;          /* not held: what the last encoder committed updated */
     bool any_encoder;       /* one was committed */
+    bool has_residency;
     pthread_t thread;
     bool started, stopping;
     pthread_mutex_t lock;

@@ -71,6 +71,7 @@ static bool run_command(command_buffer *b, const command *c) {
     case WAIT:
         return run_wait(b->queue, c);
     case SIGNAL:
+        control.signals++;
         event_raise(c->event, c->value);
         return true;
     case BARRIER:
@@ -147,6 +148,8 @@ static void *run_queue(void *argument) {
  * ---------------------------------------------------------------------------------------------------------- */
 
 void queue_commit(queue *q, command_buffer *b) {
+    if (control.residents && !q->has_residency)
+        violate("commit to a queue that does not know the residency set");
     b->committed = true;
     atomic_store(&b->status, 2);
     q->any_encoder |= b->any_encoder;
@@ -190,6 +193,7 @@ object *make_queue(uinteger limit) {
 static void queue_residency(queue *q, selector s, object *set) {
     if (!set)
         violate("addResidencySet: of nil");
+    q->has_residency = true;
 }
 
 void register_queue(void) {

@@ -57,7 +57,8 @@ typedef struct standin_control {
     bool record;
     long violations, alive, made, nil_messages;
     char violation[256];
-    long dispatches, barriers, encoders, commits, set_buffers, set_offsets, set_bytes, residency_requests, residents;
+    long dispatches, barriers, encoders, commits, set_buffers, set_offsets, set_bytes, residency_requests, residents,
+        signals;
     long libraries_compiled, pipelines_compiled, pipelines_from_archive, services_used;
     long language;
     bool fast_math, safe_functions;

@@ -223,6 +223,44 @@ static void a_dispatch_runs_with_its_bindings(void **state) {
     metal_rig_close(&r);
 }
 
+/* What is bound stays bound from dispatch to dispatch: only what changes is sent, and nothing is taken for unchanged.
+ */
+static void bindings_that_change_and_come_back(void **state) {
+    metal_rig r = metal_rig_open();
+    sl_error err = {0};
+    void *scale = metal_pipeline(r.d, r.library, "scale", NULL, &err);
+    gpu_memory x = metal_memory(r.d, 16), by = metal_memory(r.d, 16);
+    float *f = (float *)x.host, inline_by[2] = {3, 0};
+    static const float values[] = {2, 0, 5, 1};
+    memcpy(by.host, values, sizeof values);
+    for (int i = 0; i < 4; i++)
+        f[i] = 1;
+    static const struct {
+        uint64_t x_offset, by_offset;
+        bool bytes;
+    } steps[] = {{0, 0, false}, {4, 0, false},  {0, 8, false}, {8, 0, true},
+                 {0, 8, false}, {12, 0, false}, {0, 0, true}};
+    gpu_bound bound[SL_COUNT(steps)][2];
+    gpu_command list[SL_COUNT(steps) * 2];
+    for (size_t i = 0; i < SL_COUNT(steps); i++) {
+        bound[i][0] = (gpu_bound){.slot = 0, .memory = &x, .offset = steps[i].x_offset, .length = 4};
+        bound[i][1] = (gpu_bound){.slot = 30, .memory = &by, .offset = steps[i].by_offset, .length = 8};
+        if (steps[i].bytes)
+            bound[i][1] = (gpu_bound){.slot = 30, .bytes = inline_by, .length = 8};
+        list[2 * i] = metal_dispatch(scale, 1, bound[i], 2);
+        list[2 * i + 1] = (gpu_command){.kind = GPU_BARRIER};
+    }
+    assert_true(metal_run(&r, list, SL_COUNT(list), &err));
+    assert_true(f[0] == ((1.0f * 2 * 5 + 1) * 5 + 1) * 3);
+    assert_true(f[1] == 2 && f[2] == 3 && f[3] == 2);
+    assert_int_equal(metal->set_buffers, 3); /* x once; by at first and after the bytes that took its place */
+    assert_int_equal(metal->set_offsets, 8);
+    driver->free(r.d, &x);
+    driver->free(r.d, &by);
+    driver->pipeline_free(r.d, scale);
+    metal_rig_close(&r);
+}
+
 static void sizes_arrive_whole(void **state) {
     metal_rig r = metal_rig_open();
     sl_error err = {0};
@@ -352,10 +390,12 @@ static void streams_and_lists_in_flight_are_counted(void **state) {
     assert_false(driver->submit(r.d, r.stream, NULL, NULL, 0, &more, &err));
     assert_string_equal(err.message, "metal: 256 lists of one stream are in flight, which is the most: wait for some");
     metal->hang = false;
-    for (int i = 0; i < 256; i++) {
+    for (int i = 0; i < 256; i++)
         assert_true(driver->wait(r.d, submissions[i], UINT64_MAX, &result));
+    assert_true(metal_run(&r, NULL, 0, &err)); /* what is done is no longer in flight */
+    for (int i = 0; i < 256; i++)
         driver->release(r.d, submissions[i]);
-    }
+    assert_int_equal(metal->signals, 257); /* each list wakes who waits for it */
     metal_rig_close(&r);
 }
 
@@ -420,6 +460,7 @@ int main(void) {
         TEST(memory_has_limits),
         TEST(memory_of_its_own_is_reached_by_copies),
         TEST(a_dispatch_runs_with_its_bindings),
+        TEST(bindings_that_change_and_come_back),
         TEST(sizes_arrive_whole),
         TEST(barriers_order_dispatches_copies_and_fills),
         TEST(lists_of_a_stream_run_in_order),

@@ -272,6 +272,8 @@ static void buffers(void **state) {
     expect_broken("in the set already");
     SEND(requestResidency, set);
     expect_broken("requestResidency before commit");
+    SEND(commit, SEND(commandBuffer, queue));
+    expect_broken("a queue that does not know the residency set");
     SEND(release, other);
     expect_broken("freed that is in a residency set");
     SEND(release, set);

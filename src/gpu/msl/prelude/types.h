@@ -25,6 +25,8 @@
 #define MSL_M             inline __attribute__((always_inline))
 #define MSL_COPY          __builtin_memcpy
 #define MSL_CONSTANT_DATA static const
+#undef offsetof
+#define offsetof __builtin_offsetof
 static const soft_api *msl_api; /* set by the unit's soft_init */
 #endif
 #define MSL_C      MSL_I constexpr
@@ -39,6 +41,8 @@ static const soft_api *msl_api; /* set by the unit's soft_init */
 
 #ifdef SL_MSL_CUDA
 #ifdef __CUDACC_RTC__
+#define __builtin_offsetof(T, member) ((metal::size_t)__INTADDR__(&((T *)0)->member))
+#define offsetof __builtin_offsetof
 typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
@@ -50,6 +54,7 @@ typedef unsigned long uint64_t;
 typedef unsigned long uintptr_t;
 typedef long intptr_t;
 #else
+#include <stddef.h>
 #include <stdint.h>
 #endif
 #endif

@@ -100,7 +100,7 @@ metal_id metal_archive_pipeline(gpu_device *d, metal_id descriptor, metal_id *er
 /* Written beside its place and renamed, so that a reader meets the old file or the new one, whole. */
 static void save(gpu_device *d) {
     metal_archive *a = &d->archive;
-    char *draft = sl_asprintf("%s.%ld", a->path, (long)getpid());
+    char *draft = sl_asprintf("%s.%ld-%p", a->path, (long)getpid(), (void *)d);
     metal_id error = NULL, url = draft ? file_url(&d->api, draft) : NULL;
     if (!url) {
         free(draft);

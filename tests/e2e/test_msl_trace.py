@@ -1,7 +1,9 @@
-"""docs/metal.md shows what `sluice msl trace` prints."""
+"""docs/metal.md shows what `sluice msl trace` prints, and the first program against gpu.h does what it says."""
 
+import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,27 @@ def test_trace_without_a_device_says_what_is_missing(run):
     for device, why in [("cuda", "not built into this version"), ("soft:0", "0 threads"), ("abacus", "not known")]:
         done = run("msl", "trace", "--device", device, check=False)
         assert done.returncode == 1 and why in done.stderr
+
+
+def test_trace_without_a_compiler_says_so(run, tmp_path):
+    environment = {**os.environ, "PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    done = run("msl", "trace", check=False, env=environment)
+    assert done.returncode == 1 and "no clang++ on PATH" in done.stderr
+
+
+# ---- examples/gpu_add.c --------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_adds(trace, build, tmp_path):
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "SLUICE_DEBUG": "3"}
+    done = subprocess.run([build / "example_gpu_add", "soft:2"], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"999 \+ 999 = 1998, in \d+\.\d us\n", done.stdout)
+    for line in ["pipeline add: ", "16 x 1 x 1 threadgroups of 64 x 1 x 1 threads", "slot 1: 4000 bytes at 4000 of a buffer of 8000, written"]:
+        assert line in done.stderr
+
+
+def test_the_example_is_one_page_and_says_what_is_missing(build, repo):
+    assert len((repo / "examples/gpu_add.c").read_text().splitlines()) <= 60
+    done = subprocess.run([build / "example_gpu_add", "cuda"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr == "device 'cuda': cuda is not built into this version\n"

@@ -170,7 +170,7 @@ static void expand(const char *want, int first, char *out, size_t size) {
 
 static void run_row(rig *r, sl_gpu_library *l, size_t i, int first, uint64_t seed) {
     sl_error err = {0};
-    sl_gpu_ticket ticket;
+    sl_gpu_ticket ticket = 0;
     char name[16], want[200] = "no report";
     snprintf(name, sizeof name, "k%zu", i);
     if (rows[i].want)

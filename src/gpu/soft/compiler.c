@@ -215,6 +215,9 @@ static bool run_compiler(const soft_device *d, const workplace *w, bool fast_mat
         n = add_flags(argv, n, checked_flags, SL_COUNT(checked_flags));
     else
         n = add_flags(argv, n, plain_flags, SL_COUNT(plain_flags));
+#if defined(__aarch64__) && defined(__GLIBC__)
+    argv[n++] = "--target=aarch64-linux-gnu"; /* under an emulator the compiler is the host's */
+#endif
 #if defined(__x86_64__)
     argv[n++] = strcmp(d->base.info.family, "x86-64-v3") == 0 ? "-march=x86-64-v3" : "-march=x86-64";
 #endif

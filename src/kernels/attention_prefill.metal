@@ -97,7 +97,6 @@ inline void softmax_rows(threadgroup prefill_memory<D, HEADS> &m, thread float *
         simdgroup_barrier(mem_flags::mem_threadgroup);
         if (lane < 8)
             s[lane] = keep;
-        simdgroup_barrier(mem_flags::mem_threadgroup);
     }
 }
 

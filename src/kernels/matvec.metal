@@ -17,7 +17,7 @@ SL_SWITCH(fc_bias, SL_FC_BIAS)
 template <typename F, bool FMA>
 inline void matvec_body(constant sl_matvec_args &a, device const uchar *codes, device const uchar *scales,
                         device const uchar *biases, device const float *x, device float *y, device const float *bias,
-                        device const int *step, uint2 group, uint lane, uint simd) {
+                        device const int *step, uint3 group, uint lane, uint simd) {
     uint row = group.x * SL_MATVEC_ROWS + simd * DOT_ROWS;
     if (group.y >= step_rows(step) || row >= a.w.rows)
         return;
@@ -43,7 +43,7 @@ matvec(constant sl_matvec_args &a [[buffer(0)]], device const uchar *codes [[buf
        device const float *x [[buffer(4)]], device float *y [[buffer(5)]], device const float *bias [[buffer(6)]],
        device const int *step [[buffer(9)]], uint3 group [[threadgroup_position_in_grid]],
        uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
-    matvec_body<F, false>(a, codes, scales, biases, x, y, bias, step, group.xy, lane, simd);
+    matvec_body<F, false>(a, codes, scales, biases, x, y, bias, step, group, lane, simd);
 }
 
 template <typename F>
@@ -53,7 +53,7 @@ matvec_fma(constant sl_matvec_args &a [[buffer(0)]], device const uchar *codes [
            device const float *x [[buffer(4)]], device float *y [[buffer(5)]], device const float *bias [[buffer(6)]],
            device const int *step [[buffer(9)]], uint3 group [[threadgroup_position_in_grid]],
            uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
-    matvec_body<F, true>(a, codes, scales, biases, x, y, bias, step, group.xy, lane, simd);
+    matvec_body<F, true>(a, codes, scales, biases, x, y, bias, step, group, lane, simd);
 }
 
 template <typename F>

@@ -40,7 +40,9 @@ inline float group_max(float v, threadgroup float *shared, uint simd, uint lane,
 template <typename F>
 inline void put_run(device float *dst, uint c, uint cols, float scale, float bias, float4 codes) {
     float offset = F::offset;
-    float4 v = F::plain ? codes : scale * (codes - offset) + bias;
+    float4 v = codes;
+    if (!F::plain)
+        v = scale * (codes - offset) + bias;
     for (uint j = 0; j < 4; j++)
         if (c + j < cols)
             dst[c + j] = v[j];

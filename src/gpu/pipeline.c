@@ -58,6 +58,19 @@ static bool check_constants(const gpu_library *l, const char *entry, const sl_gp
     return true;
 }
 
+/* Only the device's compiler knows which kernel uses a constant: one that is not given is 0 on soft, and an error of
+ * Metal's where the kernel uses it. */
+static void tell_missing(const gpu_library *l, const char *entry, const sl_gpu_constant *c, size_t n) {
+    for (size_t i = 0; i < l->table.constant_count; i++) {
+        const msl_constant *m = &l->table.constants[i];
+        bool given = m->optional;
+        for (size_t k = 0; k < n && !given; k++)
+            given = c[k].id == m->id;
+        if (!given)
+            gpu_debugf(l->o.gpu, 1, "kernel '%s': constant %d '%s' is not given", entry, m->id, m->name);
+    }
+}
+
 /* An optional argument's condition; a constant that is not given is false. */
 static bool is_used(const gpu_table *t, int condition, const sl_gpu_constant *c, size_t n) {
     if (condition < 0)
@@ -112,6 +125,7 @@ static bool make_pipeline(gpu_pipeline *p, const char *entry, const sl_gpu_const
     const msl_kernel *k = l->tabled ? find_kernel(l, entry, err) : &bare;
     if (!k || !check_constants(l, entry, c, n, err))
         return false;
+    tell_missing(l, entry, c, n);
     p->tabled = l->tabled;
     p->entry = sl_strdup(entry);
     if (!p->entry)

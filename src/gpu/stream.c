@@ -73,6 +73,18 @@ void gpu_stream_destroy(gpu_stream *s) {
     free(s->spans);
 }
 
+/* Ends the failed state, also for memory and events that the failure marked. */
+static void forgive(gpu_stream *s) {
+    sl_gpu *g = s->o.gpu;
+    pthread_mutex_lock(&g->lock);
+    gpu_failure *old = s->failure;
+    if (old)
+        old->recovered = true;
+    s->failure = NULL;
+    pthread_mutex_unlock(&g->lock);
+    gpu_drop(old);
+}
+
 void sl_gpu_stream_free(sl_gpu_stream *handle) {
     gpu_stream *s = gpu_handle_end(handle, GPU_STREAM);
     if (!s)
@@ -80,6 +92,7 @@ void sl_gpu_stream_free(sl_gpu_stream *handle) {
     if (!gpu_stream_wait(s, UINT64_MAX, gpu_deadline(GPU_MAP_SECONDS * UINT64_C(1000000000))))
         sl_logf(&s->o.gpu->log, SL_LOG_ERROR, "a stream was freed whose work has not ended after %d s",
                 GPU_MAP_SECONDS);
+    forgive(s);  /* nobody is left to ask for recovery */
     gpu_drop(s); /* lists that were begun on it, or run, hold it */
 }
 
@@ -292,6 +305,15 @@ bool gpu_wait_users(sl_gpu *g, const gpu_range *r, uint64_t deadline) {
 
 /* ---- gpu.h ------------------------------------------------------------------------------------------------------- */
 
+/* True where there is no failure; drops it. */
+static bool report(gpu_failure *f, sl_error *err) {
+    if (!f)
+        return true;
+    sl_fail(err, f->error.code, "%s", f->error.message);
+    gpu_drop(f);
+    return false;
+}
+
 /* How `ticket`, which is done, ended. */
 static bool outcome(gpu_stream *s, sl_gpu_ticket ticket, double *gpu_seconds, sl_error *err) {
     sl_gpu *g = s->o.gpu;
@@ -302,11 +324,7 @@ static bool outcome(gpu_stream *s, sl_gpu_ticket ticket, double *gpu_seconds, sl
         *gpu_seconds = known ? r->seconds : 0;
     gpu_failure *f = known ? gpu_hold(r->failure) : NULL;
     pthread_mutex_unlock(&g->lock);
-    if (!f)
-        return true;
-    sl_fail(err, f->error.code, "%s", f->error.message);
-    gpu_drop(f);
-    return false;
+    return report(f, err);
 }
 
 static bool wait_ticket(gpu_stream *s, sl_gpu_ticket ticket, uint64_t timeout_ns, double *gpu_seconds, sl_error *err) {
@@ -330,11 +348,22 @@ bool sl_gpu_wait(sl_gpu_stream *handle, sl_gpu_ticket ticket, uint64_t timeout_n
     return ok;
 }
 
+static bool synchronize(gpu_stream *s, uint64_t timeout_ns, sl_error *err) {
+    sl_gpu *g = s->o.gpu;
+    if (!gpu_stream_wait(s, UINT64_MAX, gpu_deadline(timeout_ns)))
+        return sl_fail(err, SL_ERR_TIMEOUT, "ticket %llu is not done after %.3f s, it still runs",
+                       (unsigned long long)s->given, (double)timeout_ns * 1e-9);
+    pthread_mutex_lock(&g->lock);
+    gpu_failure *f = gpu_hold(s->failure);
+    pthread_mutex_unlock(&g->lock);
+    return report(f, err);
+}
+
 bool sl_gpu_synchronize(sl_gpu_stream *handle, uint64_t timeout_ns, sl_error *err) {
     gpu_stream *s = gpu_take(handle, GPU_STREAM, err);
     bool ok = false;
     if (s && gpu_stream_enter(s, err)) {
-        ok = s->given == 0 || wait_ticket(s, s->given, timeout_ns, NULL, err);
+        ok = synchronize(s, timeout_ns, err);
         gpu_stream_leave(s);
     }
     gpu_drop(s);
@@ -348,18 +377,13 @@ static bool recover(gpu_stream *s, sl_error *err) {
     gpu_failure *spare = new_failure(g, err);
     if (!spare)
         return false;
+    forgive(s);
     pthread_mutex_lock(&g->lock);
-    gpu_failure *old = s->failure;
-    if (old) {
-        old->recovered = true;
-        s->failure = NULL;
-    }
     if (!s->spare) {
         s->spare = spare;
         spare = NULL;
     }
     pthread_mutex_unlock(&g->lock);
-    gpu_drop(old);
     gpu_drop(spare);
     return true;
 }

@@ -175,7 +175,7 @@ static gpu_device *fake_driver_open(const gpu_open *o, sl_error *err) {
         .unified = !fake.discrete,
         .language = 31,
     };
-    snprintf(d->base.info.device, sizeof d->base.info.device, "fake");
+    snprintf(d->base.info.device, sizeof d->base.info.device, "%s", fake.device ? fake.device : "fake");
     snprintf(d->base.info.name, sizeof d->base.info.name, "Fake device");
     snprintf(d->base.info.family, sizeof d->base.info.family, "%s", fake.family ? fake.family : "fake1");
     snprintf(d->base.info.system, sizeof d->base.info.system, "test 1");
@@ -196,7 +196,7 @@ static bool fake_compile(gpu_device *d, const gpu_source *s, sl_buf *payload, sl
 static void *fake_library_load(gpu_device *d, const void *payload, size_t size, sl_error *err) {
     if (called("library_load", &state.libraries, 1))
         return injected(err, "library_load"), NULL;
-    assert_true(size > 8 && memcmp(payload, "code of ", 8) == 0);
+    assert_true(size >= 8 && memcmp(payload, fake.device ? "MTLB" : "code of ", fake.device ? 4 : 8) == 0);
     return malloc(1);
 }
 

@@ -18,6 +18,7 @@ extern const gpu_driver fake_driver, fake_replay_driver; /* the second has repla
 typedef struct fake_control {
     bool discrete;         /* private memory has no host pointer */
     bool manual;           /* submissions end when fake_complete says so */
+    const char *device;    /* NULL: "fake" */
     const char *family;    /* NULL: "fake1" */
     uint64_t max_buffer;   /* 0: 1 MiB */
     uint32_t statics;      /* threadgroup memory that a pipeline declares */

@@ -391,6 +391,36 @@ static void a_pipeline_outlives_its_library(void **state) {
     example_close(&e);
 }
 
+/* Its arguments are not known: what is bound counts as written, limits still hold. */
+static void a_bare_metallib(void **state) {
+    sl_error err = {0};
+    size_t n;
+    fake.device = "metal";
+    bench b = {.g = fake_open("", &err)};
+    b.library = sl_gpu_library_load(b.g, "MTLBENDT", 8, &err);
+    assert_non_null(b.library);
+    assert_int_equal(sl_gpu_library_count(b.library), 0);
+    sl_gpu_constant c = {.id = 4, .type = SL_GPU_INT};
+    b.add = sl_gpu_pipeline_new(b.library, "anything", &c, 1, &err);
+    assert_non_null(b.add);
+    b.stream = sl_gpu_stream_new(b.g, &err);
+    b.a = sl_gpu_alloc(b.g, 64, SL_GPU_SHARED, &err);
+    sl_gpu_binding bindings[] = {{.slot = 9, .buffer = b.a}, {.slot = 2, .bytes = &c, .length = 3}};
+    sl_gpu_threadgroup_length length = {5, 20};
+    sl_gpu_dispatch d = {b.add, {1, 1, 1}, {300, 1, 1}, bindings, 2, &length, 1, NULL};
+    sl_gpu_list *l = sl_gpu_begin(b.stream, NULL, &err);
+    assert_false(sl_gpu_encode(l, &d, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "kernel 'anything': a threadgroup of 300 x 1 x 1");
+    d.threads[0] = 32;
+    assert_true(sl_gpu_encode(l, &d, &err));
+    assert_true(sl_gpu_encode(l, &d, &err));
+    bench_submit(l);
+    assert_string_equal(fake_last_list(), "dispatch anything | barrier | dispatch anything");
+    assert_true(fake_last_bound(&n)[0].writes);
+    assert_int_equal(fake_last_length()->bytes, 32);
+    bench_close(&b);
+}
+
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
 static void copies_and_fills(void **state) {
@@ -437,6 +467,7 @@ int main(void) {
         cmocka_unit_test_setup(entries_and_constants, fake_reset),
         cmocka_unit_test_setup(optional_arguments, fake_reset),
         cmocka_unit_test_setup(a_pipeline_outlives_its_library, fake_reset),
+        cmocka_unit_test_setup(a_bare_metallib, fake_reset),
         cmocka_unit_test_setup(copies_and_fills, fake_reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

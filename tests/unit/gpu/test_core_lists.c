@@ -384,7 +384,9 @@ static void a_failed_list_stops_its_stream(void **state) {
     assert_true(sl_gpu_unmap(b.b, &err));
     assert_non_null(sl_gpu_map(b.out, 0, 64, SL_GPU_WRITE, &err));
     assert_true(sl_gpu_unmap(b.out, &err));
+    assert_false(sl_gpu_synchronize(b.stream, SECOND, &err));
     assert_true(sl_gpu_stream_recover(b.stream, &err));
+    assert_true(sl_gpu_synchronize(b.stream, SECOND, &err));
     assert_false(sl_gpu_wait(b.stream, bad, 0, NULL, &err)); /* it did fail */
     assert_non_null(sl_gpu_map(b.out, 0, 64, SL_GPU_READ, &err));
     assert_true(sl_gpu_unmap(b.out, &err));
@@ -412,6 +414,21 @@ static void mapping_what_a_failed_list_wrote_is_an_error(void **state) {
     bench_submit(l);
     assert_null(sl_gpu_map(b.out, 0, 4, SL_GPU_READ, &err));
     expect_error(&err, SL_ERR_DEVICE, "injected fault");
+    bench_close(&b);
+}
+
+/* Without its stream nobody could ask for recovery. */
+static void a_freed_stream_is_forgiven(void **state) {
+    sl_error err = {0};
+    fake.fail_list = "bad";
+    bench b = bench_open();
+    sl_gpu_list *l = begin(&b, "bad");
+    add(l, &b, b.a, b.b, b.out);
+    bench_submit(l);
+    sl_gpu_stream_free(b.stream);
+    b.stream = sl_gpu_stream_new(b.g, &err);
+    assert_non_null(sl_gpu_map(b.out, 0, 4, SL_GPU_READ, &err));
+    assert_true(sl_gpu_unmap(b.out, &err));
     bench_close(&b);
 }
 
@@ -688,6 +705,7 @@ int main(void) {
         TEST(spans),
         TEST(a_failed_list_stops_its_stream),
         TEST(mapping_what_a_failed_list_wrote_is_an_error),
+        TEST(a_freed_stream_is_forgiven),
         TEST(other_streams_go_on),
         TEST(map_waits_for_users_of_the_range_only),
         TEST(map_and_unmap_pair),

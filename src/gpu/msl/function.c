@@ -149,8 +149,9 @@ typedef struct function {
 
 static bool is_constructor(const tr *m, const function *f) {
     const msl_token *t = msl_at(m, f->name);
+    bool list = msl_here(m, f->name + 1, "<") && msl_behind_angle(m, f->name + 1, f->open) == f->open;
     return f->record && t->size == strlen(f->record) && memcmp(t->text, f->record, t->size) == 0 &&
-           f->name + 1 == f->open;
+           (f->name + 1 == f->open || list);
 }
 
 /* What tells functions apart when address spaces are gone. */
@@ -404,7 +405,9 @@ bool msl_function(tr *m, msl_range head, size_t i, size_t end, const char *recor
         return false;
     if (!keep)
         return true;
-    if (!msl_emit(m, head.begin, head.end))
+    /* nvcc knows no specialisation inside a struct: an overload does the same, unless it is called by its arguments */
+    bool overload = m->target == MSL_CUDA && record && head.end == head.begin + 3 && !msl_here(m, f.open - 1, ">");
+    if (!overload && !msl_emit(m, head.begin, head.end))
         return false;
     msl_put(m, i, "MSL_FN");
     if (!msl_emit(m, i, f.close + 1) || !emit_tail(m, &f, is_constructor(m, &f)))

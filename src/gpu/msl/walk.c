@@ -178,9 +178,19 @@ static bool known_specialisation(tr *m, msl_range head, size_t i, size_t open, b
     return ok;
 }
 
-/* The struct at i, with its head, whose body opens at `open`; through `;`. */
-static bool record(tr *m, const walk *w, msl_range head, size_t i, size_t open, size_t *next) {
-    size_t end = behind_semicolon(m, i, w->end), name = record_name(m, i), at;
+/* Does the struct at i specialise a template of Metal's library? nvcc wants that in the template's own namespace. */
+static bool specialises_library(const tr *m, const walk *w, size_t i, size_t *name) {
+    *name = record_name(m, i);
+    if (w->record || m->scope || !*name)
+        return false;
+    bool qualified = msl_here(m, *name, "metal") && msl_here(m, *name + 1, "::");
+    *name += qualified ? 2 : 0;
+    return msl_here(m, *name + 1, "<") && (qualified || !msl_lookup(m, msl_at(m, *name)));
+}
+
+/* The struct at i, with its head, its name and where its body opens (name 0: none); through `;`. */
+static bool record(tr *m, const walk *w, msl_range head, size_t i, size_t name, size_t open, size_t *next) {
+    size_t end = behind_semicolon(m, i, w->end), at;
     *next = end;
     bool known = false;
     if (name && msl_here(m, name + 1, "<") && !known_specialisation(m, head, i, open, &known))
@@ -203,8 +213,9 @@ static bool record(tr *m, const walk *w, msl_range head, size_t i, size_t open, 
         return msl_no_memory(&m->s);
     size_t outer = m->record_at;
     m->record_at = open;
-    bool ok = msl_emit(m, i, open + 1) && msl_walk(m, open + 1, m->match[open], text, w->depth + 1) &&
-              msl_emit(m, m->match[open], end);
+    bool qualified = name > record_name(m, i); /* `metal::x`, whose namespace is open */
+    bool ok = msl_emit(m, i, qualified ? i + 1 : open + 1) && (!qualified || msl_emit(m, name, open + 1)) &&
+              msl_walk(m, open + 1, m->match[open], text, w->depth + 1) && msl_emit(m, m->match[open], end);
     m->record_at = outer;
     return ok;
 }
@@ -307,15 +318,20 @@ static bool declaration(tr *m, const walk *w, msl_range head, size_t i, size_t *
     if (is_record_word(m, k) && (open = record_body(m, k, w->end)) < w->end) {
         msl_range inner = {head.begin < head.end ? head.begin + 2 : 0, head.begin < head.end ? head.end - 1 : 0};
         size_t from = m->out.size;
+        bool library = specialises_library(m, w, k, &name);
+        if (library)
+            msl_put(m, i, "namespace metal {");
         if (!msl_emit(m, head.begin, head.end))
             return false;
         size_t with_head = m->out.size;
-        if (!record(m, w, inner, k, open, next))
+        if (!record(m, w, inner, k, name, open, next))
             return false;
         if (m->out.size == with_head && !m->out_muted && from < with_head) { /* dropped: its head goes too */
             m->out.size = from;
             m->out.data[from] = 0;
             m->out_file = -1;
+        } else if (library) {
+            msl_put(m, *next - 1, "}");
         }
         return true;
     }

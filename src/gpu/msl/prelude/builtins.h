@@ -109,6 +109,12 @@ template <class T> MSL_I T __metal_simd_shuffle_and_fill_down(T x, T fill, ushor
 MSL_I ushort __metal_get_thread_index_in_simdgroup(ushort) {
     return (ushort)msl_lane();
 }
+/* Traits that sources ask: lanes of a vector; whether simd_sum and its kin take a type. */
+template <class T> struct vec_elements { static constexpr uint value = msl_info<T>::size; };
+template <class T> struct __is_valid_simdgroup_type : bool_constant<is_arithmetic<T>::value && sizeof(T) < 8> {};
+template <> struct __is_valid_simdgroup_type<bool> : bool_constant<false> {};
+template <class T, int N> struct __is_valid_simdgroup_type<vec<T, N>> : __is_valid_simdgroup_type<T> {};
+
 MSL_I ushort __metal_get_simdgroup_size(ushort) {
     return 32;
 }

@@ -121,7 +121,9 @@ namespace metal {
 
 /* ---- numeric_limits ---------------------------------------------------------------------------------------------- */
 
-template <class T> struct numeric_limits { static constexpr bool is_specialized = false; };
+/* The name behind numeric_limits, which sources specialise for types of their own. */
+template <class T> struct _numeric_limits_impl { static constexpr bool is_specialized = false; };
+template <class T> struct numeric_limits : _numeric_limits_impl<T> {};
 template <class T, int DIGITS, bool SIGNED> struct msl_int_limits {
     static constexpr bool is_specialized = true, is_signed = SIGNED, is_integer = true, is_exact = true;
     static constexpr bool has_infinity = false, has_quiet_NaN = false, has_signaling_NaN = false, is_bounded = true;
@@ -138,22 +140,22 @@ template <class T, int DIGITS, bool SIGNED> struct msl_int_limits {
     MSL_FN static constexpr T signaling_NaN() { return T(0); }
     MSL_FN static constexpr T denorm_min() { return T(0); }
 };
-template <> struct numeric_limits<bool> : msl_int_limits<bool, 1, false> {
+template <> struct _numeric_limits_impl<bool> : msl_int_limits<bool, 1, false> {
     MSL_FN static constexpr bool max() { return true; }
     MSL_FN static constexpr bool min() { return false; }
     MSL_FN static constexpr bool lowest() { return false; }
 };
-template <> struct numeric_limits<char> : msl_int_limits<char, 7, true> {};
-template <> struct numeric_limits<signed char> : msl_int_limits<signed char, 7, true> {};
-template <> struct numeric_limits<uchar> : msl_int_limits<uchar, 8, false> {};
-template <> struct numeric_limits<short> : msl_int_limits<short, 15, true> {};
-template <> struct numeric_limits<ushort> : msl_int_limits<ushort, 16, false> {};
-template <> struct numeric_limits<int> : msl_int_limits<int, 31, true> {};
-template <> struct numeric_limits<uint> : msl_int_limits<uint, 32, false> {};
-template <> struct numeric_limits<long> : msl_int_limits<long, 63, true> {};
-template <> struct numeric_limits<ulong> : msl_int_limits<ulong, 64, false> {};
-template <> struct numeric_limits<long long> : msl_int_limits<long long, 63, true> {};
-template <> struct numeric_limits<unsigned long long> : msl_int_limits<unsigned long long, 64, false> {};
+template <> struct _numeric_limits_impl<char> : msl_int_limits<char, 7, true> {};
+template <> struct _numeric_limits_impl<signed char> : msl_int_limits<signed char, 7, true> {};
+template <> struct _numeric_limits_impl<uchar> : msl_int_limits<uchar, 8, false> {};
+template <> struct _numeric_limits_impl<short> : msl_int_limits<short, 15, true> {};
+template <> struct _numeric_limits_impl<ushort> : msl_int_limits<ushort, 16, false> {};
+template <> struct _numeric_limits_impl<int> : msl_int_limits<int, 31, true> {};
+template <> struct _numeric_limits_impl<uint> : msl_int_limits<uint, 32, false> {};
+template <> struct _numeric_limits_impl<long> : msl_int_limits<long, 63, true> {};
+template <> struct _numeric_limits_impl<ulong> : msl_int_limits<ulong, 64, false> {};
+template <> struct _numeric_limits_impl<long long> : msl_int_limits<long long, 63, true> {};
+template <> struct _numeric_limits_impl<unsigned long long> : msl_int_limits<unsigned long long, 64, false> {};
 
 template <class T, class U, int DIGITS, int MIN_EXP, int MAX_EXP, int DIGITS10, int MAX_DIGITS10, U MAX, U MIN, U EPS,
           U INF, U QNAN>
@@ -175,13 +177,13 @@ struct msl_float_limits {
     MSL_FN static constexpr T denorm_min() { return msl_bits<T>(U(1)); }
 };
 template <>
-struct numeric_limits<float> : msl_float_limits<float, uint, 24, -125, 128, 6, 9, 0x7f7fffffu, 0x00800000u, 0x34000000u,
-                                                0x7f800000u, 0x7fc00000u> {};
+struct _numeric_limits_impl<float> : msl_float_limits<float, uint, 24, -125, 128, 6, 9, 0x7f7fffffu, 0x00800000u,
+                                                      0x34000000u, 0x7f800000u, 0x7fc00000u> {};
 template <>
-struct numeric_limits<half>
+struct _numeric_limits_impl<half>
     : msl_float_limits<half, ushort, 11, -13, 16, 3, 5, 0x7bff, 0x0400, 0x1400, 0x7c00, 0x7e00> {};
 template <>
-struct numeric_limits<bfloat>
+struct _numeric_limits_impl<bfloat>
     : msl_float_limits<bfloat, ushort, 8, -125, 128, 2, 4, 0x7f7f, 0x0080, 0x3c00, 0x7f80, 0x7fc0> {};
 template <class T> struct numeric_limits<const T> : numeric_limits<T> {};
 

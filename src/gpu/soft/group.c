@@ -35,9 +35,10 @@ SOFT_ON_FIBER static void start(void) {
     soft_abandon(f);
 }
 
-/* Runs these lanes, one after the other, each until it waits. */
-static void run_lanes(soft_worker *w, uint32_t simdgroup, uint32_t lanes) {
+/* Links these lanes in the order in which they are to run. */
+static void chain_lanes(soft_worker *w, uint32_t simdgroup, uint32_t lanes) {
     soft_fiber *base = &w->region->fiber[(size_t)simdgroup * SOFT_SIMD], *first = NULL, *last = NULL;
+    soft_simd *s = &w->region->simd[simdgroup];
     uint8_t order[SOFT_SIMD];
     make_order(w, order, SOFT_SIMD);
     for (int i = 0; i < SOFT_SIMD; i++) {
@@ -51,14 +52,35 @@ static void run_lanes(soft_worker *w, uint32_t simdgroup, uint32_t lanes) {
         last = f;
     }
     last->next = NULL;
+    s->first = first;
+    s->chained = w->device->seed > 1 ? 0 : lanes; /* another order each time */
+}
+
+/* Runs these lanes, one after the other, each until it waits. */
+static void run_lanes(soft_worker *w, uint32_t simdgroup, uint32_t lanes) {
+    soft_simd *s = &w->region->simd[simdgroup];
+    if (s->chained != lanes)
+        chain_lanes(w, simdgroup, lanes);
     w->on_fiber = true;
-    soft_switch(&w->sp, first->sp);
+    soft_switch(&w->sp, s->first->sp);
     w->on_fiber = false;
+}
+
+/* All lanes that have not returned wait at the same place as this one; NULL: they do not, or none is left. */
+static soft_fiber *all_together(soft_worker *w, uint32_t simdgroup) {
+    soft_fiber *base = &w->region->fiber[(size_t)simdgroup * SOFT_SIMD], *f = NULL;
+    for (uint32_t left = w->region->simd[simdgroup].alive; left; left &= left - 1) {
+        soft_fiber *other = &base[__builtin_ctz(left)];
+        f = f ? f : other;
+        if (other->state == SOFT_DONE || other->state != f->state || other->line != f->line)
+            return NULL;
+    }
+    return f;
 }
 
 /* What the lanes of a SIMD-group do after they ran. */
 typedef struct census {
-    uint32_t at_simd, at_barrier;
+    uint32_t at_simd;
     soft_fiber *least; /* of those in a SIMD-group function, at the least line */
 } census;
 
@@ -71,9 +93,7 @@ static census look(soft_worker *w, uint32_t simdgroup) {
         soft_fiber *f = &base[lane];
         if (f->state == SOFT_DONE) {
             s->alive &= ~(1u << lane);
-        } else if (f->state == SOFT_AT_BARRIER) {
-            c.at_barrier |= 1u << lane;
-        } else {
+        } else if (f->state != SOFT_AT_BARRIER) {
             c.at_simd |= 1u << lane;
             if (!c.least || f->line < c.least->line)
                 c.least = f;
@@ -120,6 +140,14 @@ static bool run_simdgroup(soft_worker *w, uint32_t simdgroup) {
         run_lanes(w, simdgroup, lanes);
         if (soft_stopped(w))
             return false;
+        const soft_fiber *all = all_together(w, simdgroup);
+        if (all && all->state == SOFT_AT_BARRIER)
+            return true;
+        if (all) {
+            lanes = s->alive;
+            release(s, lanes, 0);
+            continue;
+        }
         census c = look(w, simdgroup);
         if (!c.at_simd)
             return true;
@@ -171,7 +199,8 @@ static void prepare_threads(soft_worker *w) {
     }
     for (uint32_t i = 0; i < r->group.simdgroups; i++) {
         uint32_t lanes = n - i * SOFT_SIMD;
-        r->simd[i].all = r->simd[i].alive = lanes >= SOFT_SIMD ? UINT32_MAX : (1u << lanes) - 1;
+        r->simd[i].alive = lanes >= SOFT_SIMD ? UINT32_MAX : (1u << lanes) - 1;
+        r->simd[i].chained = 0;
     }
 }
 

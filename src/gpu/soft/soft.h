@@ -73,7 +73,9 @@ enum { SOFT_RING = 4 };
  * one. */
 struct soft_simd {
     _Alignas(64) uint8_t ring[SOFT_RING][SOFT_SIMD][SOFT_LANE_BYTES];
-    uint32_t generation, alive, active, all; /* lanes that have not returned; that took part last; that exist */
+    uint32_t generation, alive, active; /* alive: lanes that have not returned; active: that took part last */
+    uint32_t chained;                   /* lanes that are linked from first on, in the order of the seed; 0: none */
+    struct soft_fiber *first;
 };
 
 /* At the start of a worker's region, which also holds the stacks: a kernel's accesses to its own stack or to the

@@ -94,8 +94,9 @@ typedef struct sl_stats {
     uint64_t rss_peak;
     uint64_t time_attention_ns, time_linear_ns, time_router_ns, time_expert_ns, time_shared_ns, time_head_ns,
         time_other_ns;
-    /* Of a device: lists (command buffers) submitted, its own time, how often and how long the host waited for it. */
-    uint64_t gpu_lists, gpu_ns, gpu_waits, gpu_wait_ns;
+    /* Of a device: lists (command buffers) submitted, its own time; how often one side waited for the other, how long,
+     * and how many of the waits the device had other work for. */
+    uint64_t gpu_lists, gpu_ns, gpu_waits, gpu_wait_ns, gpu_hidden_waits;
 } sl_stats;
 SL_API void sl_engine_get_stats(const sl_engine *e, sl_stats *stats); /* since the last reset */
 SL_API void sl_engine_reset_stats(sl_engine *e);

@@ -37,9 +37,12 @@ static void print_device(FILE *f, const sl_stats *s) {
     double tokens = (double)(s->prompt_tokens + s->decode_tokens);
     if (s->gpu_lists == 0 || tokens == 0)
         return;
-    fprintf(f, "device    per token %.1f command buffers, %.1f host waits of %.2f ms in all, %.2f ms of its own time\n",
+    fprintf(f,
+            "device    per token %.1f command buffers, %.1f host waits of %.2f ms in all (%.1f hidden by overlap), "
+            "%.2f ms of "
+            "its own time\n",
             (double)s->gpu_lists / tokens, (double)s->gpu_waits / tokens, (double)s->gpu_wait_ns / 1e6 / tokens,
-            (double)s->gpu_ns / 1e6 / tokens);
+            (double)s->gpu_hidden_waits / tokens, (double)s->gpu_ns / 1e6 / tokens);
 }
 
 /* Where a token's time went; a device is seen from outside: its waits are in the phases that the host waited in. */
@@ -82,9 +85,14 @@ json_t *cli_figures_json(const sl_engine *e) {
     sl_engine_info info;
     cli_get_info(e, &info);
     uint64_t asked = s.expert_hits + s.expert_misses;
+    json_t *device = s.gpu_lists ? json_pack("{s:I, s:I, s:I, s:f}", "command_buffers", (json_int_t)s.gpu_lists,
+                                             "host_waits", (json_int_t)s.gpu_waits, "hidden_waits",
+                                             (json_int_t)s.gpu_hidden_waits, "seconds", seconds(s.gpu_ns))
+                                 : json_null();
     return json_pack(
-        "{s:I, s:f, s:f, s:I, s:f, s:f, s:I, s:I, s:o, s:I, s:f, s:I, s:I, s:I, s:s, s:s, s:i, s:s, s:s, s:i, s:s}", //
-        "prefill_tokens", (json_int_t)s.prompt_tokens, "prefill_seconds", seconds(s.prompt_ns),
+        "{s:o, s:I, s:f, s:f, s:I, s:f, s:f, s:I, s:I, s:o, s:I, s:f, s:I, s:I, s:I, s:s, s:s, s:i, s:s, s:s, s:i, "
+        "s:s}", //
+        "device", device, "prefill_tokens", (json_int_t)s.prompt_tokens, "prefill_seconds", seconds(s.prompt_ns),
         "prefill_tokens_per_second", ratio((double)s.prompt_tokens, seconds(s.prompt_ns)), //
         "decode_tokens", (json_int_t)s.decode_tokens, "decode_seconds", seconds(s.decode_ns),
         "decode_tokens_per_second", ratio((double)s.decode_tokens, seconds(s.decode_ns)), //

@@ -58,9 +58,25 @@ static void watch_end(void *self) {
     a->inner.end(a->inner.self);
 }
 
+static bool watch_peek(void *self, int32_t layer, sl_expert_peek *out) {
+    engine_activity *a = self;
+    return a->inner.peek(a->inner.self, layer, out);
+}
+
+static int32_t watch_resident(void *self, int32_t layer, sl_expert_view *out, int32_t max) {
+    engine_activity *a = self;
+    return a->inner.resident(a->inner.self, layer, out, max);
+}
+
 sl_expert_source engine_activity_watch(engine_activity *a, sl_expert_source inner) {
     a->inner = inner;
-    return (sl_expert_source){a, watch_begin, watch_next, watch_done, watch_end};
+    return (sl_expert_source){a,
+                              watch_begin,
+                              watch_next,
+                              watch_done,
+                              watch_end,
+                              inner.peek ? watch_peek : NULL,
+                              inner.resident ? watch_resident : NULL};
 }
 
 void engine_activity_text(engine_activity *a, char *out, size_t size, uint64_t *since_ns) {

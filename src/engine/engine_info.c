@@ -118,6 +118,7 @@ static void fill_steps(const sl_engine *e, sl_stats *s) {
     s->gpu_ns = t->gpu_time - u->gpu_time;
     s->gpu_waits = t->gpu_waits - u->gpu_waits;
     s->gpu_wait_ns = t->gpu_wait_time - u->gpu_wait_time;
+    s->gpu_hidden_waits = t->gpu_hidden_waits - u->gpu_hidden_waits;
 }
 
 void sl_engine_get_stats(const sl_engine *e, sl_stats *stats) {

@@ -199,12 +199,19 @@ static experts_slot *take_free(sl_experts *e, int32_t cls) {
 }
 
 static bool grow(sl_experts *e, int32_t cls) {
-    if (e->max_slots && e->slots >= e->max_slots)
-        return false;
-    experts_slab *b = (experts_slab *)e->spare_slabs.first;
-    if (!b && e->slabs < e->max_slabs)
-        b = add_slab(e, NULL);
-    return b && carve(e, b, cls);
+    experts_slab *b = NULL;
+    if (!e->max_slots || e->slots < e->max_slots) {
+        b = (experts_slab *)e->spare_slabs.first;
+        if (!b && e->slabs < e->max_slabs)
+            b = add_slab(e, NULL);
+    }
+    e->full = !b || !carve(e, b, cls);
+    return !e->full;
+}
+
+void experts_cache_grow_to(sl_experts *e, int32_t cls, uint64_t slots) {
+    while ((uint64_t)e->slots < slots && grow(e, cls))
+        ;
 }
 
 /* The slab of another class that was not used since before the class's own victim was; NULL: there is none. */
@@ -241,6 +248,7 @@ experts_slot *experts_cache_claim(sl_experts *e, int32_t cls, experts_effort eff
 
 /* A spare slab, made by emptying the oldest one where need be; reads in flight are waited for, timed-out ones not. */
 static experts_slab *slab_to_give(sl_experts *e) {
+    e->full = false;
     for (;;) {
         experts_slab *b = (experts_slab *)e->spare_slabs.first;
         if (b)

@@ -399,5 +399,11 @@ static void end(void *self) {
 }
 
 sl_expert_source sl_experts_source(sl_experts *e) {
-    return (sl_expert_source){.self = e, .begin = begin, .next = next, .done = done, .end = end};
+    return (sl_expert_source){.self = e,
+                              .begin = begin,
+                              .next = next,
+                              .done = done,
+                              .end = end,
+                              .peek = experts_peek,
+                              .resident = experts_resident};
 }

@@ -177,6 +177,7 @@ struct sl_experts {
     int64_t demand; /* sum over the layers: experts one pass over the model asks for */
     uint32_t cold;  /* insertions at the cold end so far */
     bool told_small;
+    bool full; /* the last attempt to grow failed */
 
     experts_iteration it;
     experts_batch batch;
@@ -196,6 +197,11 @@ sl_experts *experts_open(const sl_experts_options *o, const experts_files *files
 /* Slabs that hold max(top_k, 2) slots; 0: a slab is smaller than a slot. */
 int32_t experts_least_slabs(uint64_t slot_bytes, uint64_t slab_bytes, int32_t top_k);
 void experts_warn_small(sl_experts *e);
+
+/* ---- peek.c: see sl_expert_source ---- */
+
+bool experts_peek(void *self, int32_t layer, sl_expert_peek *out);
+int32_t experts_resident(void *self, int32_t layer, sl_expert_view *out, int32_t max);
 
 /* ---- policy.c: which expert goes, and where a new one is put ---- */
 
@@ -219,6 +225,8 @@ typedef enum experts_effort {
 
 /* A pinned slot of the class, holding nothing; NULL: there is none. */
 experts_slot *experts_cache_claim(sl_experts *e, int32_t cls, experts_effort effort);
+/* Takes slabs until there are that many slots, or as many as there will be. */
+void experts_cache_grow_to(sl_experts *e, int32_t cls, uint64_t slots);
 /* Takes an expert that is not pinned out of its slot, which is pinned for another. */
 void experts_cache_evict(sl_experts *e, experts_slot *s);
 /* Pins a cached slot. */

@@ -104,6 +104,18 @@ typedef struct sl_expert_view {
 
 typedef enum sl_expert_order { SL_ORDER_READY /* hits first */, SL_ORDER_ASCENDING } sl_expert_order;
 
+enum { SL_PEEK_BLOCKS = 16 };
+
+/* The slots as a device sees them. */
+typedef struct sl_expert_peek {
+    int32_t holds;     /* experts that may be claimed at once; 0: slots may change without being asked */
+    bool all_resident; /* every expert of every layer is in a slot, so nothing will be read or moved */
+    uint32_t align;    /* every part of this layer's experts begins at a multiple of it: 1..16 */
+    int32_t blocks;    /* memory that all slots lie in; 0: more than SL_PEEK_BLOCKS */
+    void *block[SL_PEEK_BLOCKS];
+    uint64_t block_bytes;
+} sl_expert_peek;
+
 /* The step's iterator over one layer's experts; implemented by experts/, called by the moe op on the thread that runs
  * the step. */
 typedef struct sl_expert_source {
@@ -117,6 +129,12 @@ typedef struct sl_expert_source {
     void (*done)(void *self, const sl_expert_view *views, int n);
     /* Ends the iteration, also after an early stop: nothing of it stays claimed. */
     void (*end)(void *self);
+    /* For a device that is given work before it is known which experts a token wants; NULL: such work waits. What peek
+     * says holds until the step ends, as long as no more than `holds` experts are claimed at once. */
+    bool (*peek)(void *self, int32_t layer, sl_expert_peek *out);
+    /* The experts of a layer that are in slots now, claimed or not; returns how many, <= max. They stay while they are
+     * claimed, or until an iteration begins that does not want them. */
+    int32_t (*resident)(void *self, int32_t layer, sl_expert_view *out, int32_t max);
 } sl_expert_source;
 
 /* ---- operations ----------------------------------------------------------------------------------------------------
@@ -224,8 +242,9 @@ bool sl_ops_add_kv_slab(sl_ops *ops, void *slab, sl_error *err);
 typedef struct sl_ops_times {
     uint64_t attention, linear, router, expert_wait, expert_compute, shared, head, other;
     uint64_t steps, rows;
-    /* of a device, else 0: lists submitted; the device's own time; host waits for it and their time */
-    uint64_t gpu_lists, gpu_time, gpu_waits, gpu_wait_time;
+    /* of a device, else 0: lists submitted; the device's own time; waits of one for the other and the
+     * host's time in them; of the waits those during which the device had other work */
+    uint64_t gpu_lists, gpu_time, gpu_waits, gpu_wait_time, gpu_hidden_waits;
 } sl_ops_times;
 void sl_ops_times_get(const sl_ops *ops, sl_ops_times *out);
 void sl_ops_times_reset(sl_ops *ops);

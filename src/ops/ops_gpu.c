@@ -116,7 +116,7 @@ static uint64_t gpu_scratch_bytes_for(const sl_ops *ops, int32_t max_rows, int32
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
-static bool encode_op(gpu_run *r, const op *o) {
+bool gpu_encode_op(gpu_run *r, const op *o) {
     switch (o->kind) {
     case OP_EMBED:
         return gpu_run_embed(r, o);
@@ -143,15 +143,15 @@ static bool encode_op(gpu_run *r, const op *o) {
     return false;
 }
 
+bool gpu_op_is_idle(const gpu_run *r, const op *o) {
+    bool for_outs = o->kind == OP_GATHER_OUTS || (o->kind != OP_EMBED && o->src.rows == SL_ROWS_OUT);
+    return for_outs && r->step->outs == 0;
+}
+
 static bool encode_all(gpu_run *r) {
-    for (size_t i = 0; i < r->p->count; i++) {
-        const op *x = &r->p->list[i];
-        bool for_outs = x->kind == OP_GATHER_OUTS || (x->kind != OP_EMBED && x->src.rows == SL_ROWS_OUT);
-        if (for_outs && r->step->outs == 0)
-            continue;
-        if (!encode_op(r, x))
+    for (size_t i = 0; i < r->p->count; i++)
+        if (!gpu_op_is_idle(r, &r->p->list[i]) && !gpu_encode_op(r, &r->p->list[i]))
             return false;
-    }
     return gpu_finish(r) && gpu_check_combined(r);
 }
 
@@ -188,7 +188,7 @@ static bool gpu_run_program(sl_ops *ops, sl_program *p, sl_step *step, sl_error 
     uint64_t began = sl_now_ns();
     if (!ops_check_step(&o->known, p, step, err) || !gpu_step_fill(&r))
         return false;
-    bool ok = wrap_logits(&r, true) && encode_all(&r);
+    bool ok = wrap_logits(&r, true) && (gpu_ahead_possible(&r) ? gpu_run_ahead(&r) : encode_all(&r));
     if (!ok)
         abandon(o);
     wrap_logits(&r, false);
@@ -224,6 +224,10 @@ static void gpu_free(sl_ops *ops) {
     gpu_libraries_drop(o);
     free(o->pipes);
     gpu_regions_free(o);
+    sl_gpu_event_free(o->routed);
+    sl_gpu_event_free(o->delivered);
+    sl_gpu_event_free(o->computed);
+    free(o->ahead);
     sl_gpu_stream_free(o->stream);
     sl_mem_span_free(o->known.mem, o->scratch.span);
     ops_memory_clear(&o->known);

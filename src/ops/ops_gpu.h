@@ -60,7 +60,7 @@ typedef struct gpu_pipe {
 
 /* What programs need room for; the most of each. */
 typedef struct gpu_extent {
-    int64_t rows, widest, inner, hidden, pairs, experts, top_k, tiles, heads, head_dim, shared;
+    int64_t rows, widest, inner, hidden, pairs, experts, top_k, tiles, heads, head_dim, shared, layers /* of MoE */;
 } gpu_extent;
 
 /* Scratch of the implementation, all in one span. */
@@ -72,7 +72,9 @@ typedef struct gpu_scratch {
     uint8_t *half, *unscale;           /* rows for the matrix units; of pairs too */
     uint8_t *partial;                  /* attention over splits */
     uint8_t *router, *chosen, *weight; /* [rows][experts], [rows][top_k] twice */
-    uint8_t *table;                    /* two snapshots of [experts][SL_PARTS] u64: hits, misses */
+    uint8_t *chosen_ahead;             /* [layers][GPU_MATMUL_ROWS][top_k] */
+    uint8_t *status_ahead;             /* [layers][GPU_MATMUL_ROWS] */
+    uint8_t *table;                    /* one snapshot of [experts][SL_PARTS] u64 and one more per MoE layer */
     uint8_t *pairs, *tiles, *tile_count;
     uint8_t *inner, *up; /* [pairs][inner] */
     uint8_t *out, *done; /* [pairs][hidden], [pairs] */
@@ -87,6 +89,11 @@ typedef struct sl_ops_gpu {
     sl_gpu *gpu; /* borrowed */
     sl_gpu_stream *stream;
     sl_gpu_list *list; /* being encoded; NULL: none */
+    /* Running ahead: the device has routed, the host has delivered, the device has computed what was there; tick counts
+     * MoE layers of all steps. */
+    sl_gpu_event *routed, *delivered, *computed;
+    uint64_t tick;
+    struct gpu_ahead *ahead; /* NULL: not yet */
     gpu_region *regions;
     size_t region_count, region_capacity;
     uint64_t unmapped;      /* sl_mem_unmapped when regions were last looked through */
@@ -160,6 +167,8 @@ void gpu_call_weight(gpu_call *c, int slot, const sl_weight *w);
 /* Length of threadgroup memory `slot`. */
 void gpu_call_threadgroup(gpu_call *c, int slot, uint32_t bytes);
 bool gpu_call_end(gpu_call *c, uint32_t x, uint32_t y, uint32_t z, uint32_t threads);
+/* There is a list to encode into. */
+bool gpu_list_begin(gpu_run *r);
 /* Submits what was encoded and waits for it. */
 bool gpu_finish(gpu_run *r);
 /* Submits what was encoded. */
@@ -209,10 +218,58 @@ bool gpu_multiply_gate_up(gpu_run *r, const sl_weight *gate, const sl_weight *up
 /* rows (per_row of each of the step's) to half in scratch. */
 bool gpu_to_half(gpu_run *r, const float *x, int64_t stride, int32_t cols, int32_t per_row, bool outs);
 
+/* ---- mixture of experts: ops_gpu_moe.c (waits for the router), ops_gpu_ahead.c (does not), ops_gpu_experts.c --------
+ */
+
+typedef struct gpu_moe {
+    gpu_run *r;
+    const op *o;
+    const sl_moe *m;
+    int32_t rows, hidden, inner;
+    bool many;       /* rows enough for the matrix units */
+    uint8_t *chosen; /* [rows][top_k] int32 */
+    uint8_t *status; /* [rows] int32 */
+    int32_t wanted;
+    bool asked[GPU_EXPERTS]; /* experts somebody waits for */
+} gpu_moe;
+
+/* A pass over all pairs with one table. Slabs: distinct pieces of memory, each with its number in table entries. */
+typedef struct gpu_pass {
+    gpu_moe *x;
+    uint8_t *table; /* [experts][SL_PARTS] u64 */
+    gpu_span slab[SL_SLAB_COUNT];
+    int slabs;
+    kernel_format format[SL_PROJ_COUNT]; /* the variant for all experts in it; align 0: none yet */
+} gpu_pass;
+
+gpu_moe gpu_moe_of(gpu_run *r, const op *o);
+uint64_t gpu_table_bytes(const sl_moe *m);
+/* Router and what belongs to it; leaves chosen, weight, done. */
+bool gpu_moe_route(gpu_moe *x);
+/* Distinct experts of rows that have not failed, ascending, also marked in asked; -1: error. */
+int32_t gpu_moe_wanted(gpu_moe *x, int32_t *ids);
+bool gpu_moe_shared(gpu_moe *x);
+/* The rows that chose expert id fail; false: the step does. */
+bool gpu_moe_fail_rows(gpu_moe *x, int32_t id, const sl_error *why);
+/* Is every one of these waited for? Takes them off the list. */
+bool gpu_moe_awaited(gpu_moe *x, const sl_expert_view *views, int n);
+bool gpu_moe_combine(gpu_moe *x);
+/* Enters an expert into the pass's table; false: *full, its slabs do not fit beside the others', or an error. */
+bool gpu_pass_enter(gpu_pass *p, const sl_expert_view *v, bool *full);
+bool gpu_pass_encode(gpu_pass *p);
+/* A whole step in one list, the host following the device layer by layer; where that can be. */
+bool gpu_ahead_possible(gpu_run *r);
+bool gpu_run_ahead(gpu_run *r);
+/* ops_gpu.c */
+bool gpu_encode_op(gpu_run *r, const op *o);
+/* Has nothing to do in this step: works on outputs, and there are none. */
+bool gpu_op_is_idle(const gpu_run *r, const op *o);
+
 /* ---- ops_gpu_scratch.c, ops_gpu_step.c ---- */
 
 /* After a wait: did every pair of the layer combined before get its expert? */
 bool gpu_check_combined(gpu_run *r);
+bool gpu_check_status(gpu_run *r, int32_t layer, const uint8_t *status);
 bool gpu_scratch_fit(sl_ops_gpu *o, const sl_program *p, sl_error *err);
 uint64_t gpu_scratch_need(int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe, int32_t heads,
                           int32_t head_dim);

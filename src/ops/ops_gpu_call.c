@@ -44,10 +44,10 @@ void gpu_call_weight(gpu_call *c, int slot, const sl_weight *w) {
     }
 }
 
-static sl_gpu_list *list_of(gpu_run *r) {
+bool gpu_list_begin(gpu_run *r) {
     if (!r->o->list)
         r->o->list = sl_gpu_begin(r->o->stream, "step", r->err);
-    return r->o->list;
+    return r->o->list != NULL;
 }
 
 bool gpu_call_end(gpu_call *c, uint32_t x, uint32_t y, uint32_t z, uint32_t threads) {
@@ -60,8 +60,7 @@ bool gpu_call_end(gpu_call *c, uint32_t x, uint32_t y, uint32_t z, uint32_t thre
                          .binding_count = c->count,
                          .lengths = c->length,
                          .length_count = c->length_count};
-    sl_gpu_list *l = list_of(c->r);
-    return l && sl_gpu_encode(l, &d, c->r->err);
+    return gpu_list_begin(c->r) && sl_gpu_encode(c->r->o->list, &d, c->r->err);
 }
 
 bool gpu_submit_now(gpu_run *r, sl_gpu_ticket *ticket) {

@@ -4,7 +4,7 @@
 #include <string.h>
 
 /* KV pages that the sequences of a step may have together: 4,096 is 262,144 tokens. */
-enum { STEP_PAGES = 4096 };
+enum { STEP_PAGES = 4096, LAYERS_GUESS = 128 /* MoE layers, where they are not known yet */ };
 
 typedef struct cursor {
     uint8_t *base; /* NULL: only counts */
@@ -31,7 +31,9 @@ static uint64_t lay_out(const gpu_extent *e, uint8_t *base, gpu_scratch *s) {
     s->router = take(&c, rows * (uint64_t)e->experts * f);
     s->chosen = take(&c, pairs * sizeof(int32_t));
     s->weight = take(&c, pairs * f);
-    s->table = take(&c, (uint64_t)e->experts * SL_PARTS * sizeof(uint64_t));
+    s->table = take(&c, (uint64_t)(e->layers + 1) * (uint64_t)e->experts * SL_PARTS * sizeof(uint64_t));
+    s->chosen_ahead = take(&c, (uint64_t)e->layers * GPU_MATMUL_ROWS * (uint64_t)e->top_k * sizeof(int32_t));
+    s->status_ahead = take(&c, (uint64_t)e->layers * GPU_MATMUL_ROWS * sizeof(int32_t));
     s->pairs = take(&c, pairs * sizeof(int32_t));
     s->tiles = take(&c, (uint64_t)e->tiles * sizeof(sl_pair_tile));
     s->tile_count = take(&c, 2 * sizeof(uint32_t));
@@ -78,8 +80,12 @@ static void measure_op(gpu_extent *e, const sl_program *p, const op *o) {
 bool gpu_scratch_fit(sl_ops_gpu *o, const sl_program *p, sl_error *err) {
     gpu_extent e = o->scratch.extent;
     widen(&e.rows, p->max_rows);
-    for (size_t i = 0; i < p->count; i++)
+    int64_t layers = 0;
+    for (size_t i = 0; i < p->count; i++) {
         measure_op(&e, p, &p->list[i]);
+        layers += p->list[i].kind == OP_MOE;
+    }
+    widen(&e.layers, layers);
     gpu_scratch s = {0};
     uint64_t need = lay_out(&e, NULL, &s);
     if (need > o->scratch.bytes) {
@@ -104,6 +110,7 @@ uint64_t gpu_scratch_need(int32_t max_rows, int32_t hidden, int32_t widest, cons
                           int32_t head_dim) {
     gpu_extent e = {.rows = max_rows, .hidden = hidden, .widest = widest, .heads = heads, .head_dim = head_dim};
     e.shared = widest;
+    e.layers = moe ? LAYERS_GUESS : 0;
     if (moe)
         measure_moe(&e, max_rows, hidden, moe);
     gpu_scratch s = {0};

@@ -43,6 +43,17 @@ def test_no_bit_depends_on_the_cache_of_experts(run, model, on_soft):
     assert few["logprobs"] == on_soft["logprobs"]
 
 
+def test_decoding_is_given_to_the_device_whole(run, model, on_soft):
+    """One command buffer a token; the device waits only where something is read, and that is mostly hidden."""
+    few = generate(run, model, "--max-slots", 24, tokens=12)
+    for document, tokens in ((on_soft, 6), (few, 12)):
+        device = document["figures"]["device"]
+        assert device["command_buffers"] <= tokens + 4
+    # 12 layers: were every layer waited for, there would be 12 waits a token, and as many command buffers
+    assert on_soft["figures"]["device"]["host_waits"] < 12 * 6 + 6
+    assert few["figures"]["device"]["hidden_waits"] > 0
+
+
 def test_timing_names_command_buffers_and_waits(run, model):
     said = run("run", model, PROMPT, "--raw", "-n", 2, "--timing", "--device", "soft", *SMALL, timeout=600).stderr
     assert "command buffers" in said and "host waits" in said and "router" in said

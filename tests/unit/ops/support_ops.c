@@ -264,5 +264,5 @@ static void end(void *self) {
 }
 
 sl_expert_source source_of(source *s) {
-    return (sl_expert_source){s, begin, next, done, end};
+    return (sl_expert_source){.self = s, .begin = begin, .next = next, .done = done, .end = end};
 }

@@ -1,0 +1,68 @@
+/* The slots as a device sees them that is given a token's work before it is known which experts that wants. */
+#include "experts/store.h"
+
+enum { MOST_ALIGNED = 16 };
+
+/* A part's address is its file offset modulo 64 (layout.c). */
+static uint32_t layer_align(const experts_layer *l) {
+    uint64_t bits = MOST_ALIGNED;
+    for (int64_t i = 0; i < (int64_t)l->experts * SL_EXPERT_PARTS; i++)
+        if (l->extent[i].bytes)
+            bits |= l->extent[i].offset;
+    return (uint32_t)(bits & -bits);
+}
+
+static uint64_t all_experts(const sl_experts *e) {
+    uint64_t n = 0;
+    for (int32_t i = 0; i < e->layers; i++)
+        n += (uint64_t)e->layer[i].experts;
+    return n;
+}
+
+/* The slabs in use, in order of their numbers; false: more than fit. */
+static bool list_blocks(const sl_experts *e, sl_expert_peek *out) {
+    for (size_t i = 0; i < e->slab_capacity; i++) {
+        if (!e->slab[i] || e->slab[i]->cls < 0)
+            continue;
+        if (out->blocks == SL_PEEK_BLOCKS)
+            return false;
+        out->block[out->blocks++] = e->slab[i]->base;
+    }
+    return true;
+}
+
+bool experts_peek(void *self, int32_t layer, sl_expert_peek *out) {
+    sl_experts *e = self;
+    uint64_t all = all_experts(e);
+    *out = (sl_expert_peek){.block_bytes = e->slab_bytes};
+    if (layer < 0 || layer >= e->layers || e->it.running)
+        return false;
+    out->align = layer_align(&e->layer[layer]);
+    out->all_resident = e->in_flight == 0 && atomic_load(&e->count.slots_used) == all;
+    if (!e->full && e->classes == 1)
+        experts_cache_grow_to(e, 0, all);
+    if (!list_blocks(e, out)) {
+        out->blocks = 0;
+        return true;
+    }
+    /* Reads ahead move experts on their own; a store that could still grow would put experts where nobody looks. */
+    if (!e->prefetch && e->classes == 1 && (e->full || (uint64_t)e->slots >= all))
+        out->holds = e->slots - e->timed_out;
+    return true;
+}
+
+int32_t experts_resident(void *self, int32_t layer, sl_expert_view *out, int32_t max) {
+    const sl_experts *e = self;
+    int32_t n = 0;
+    for (int32_t id = 0; layer >= 0 && layer < e->layers && id < e->layer[layer].experts && n < max; id++) {
+        const experts_slot *s = e->layer[layer].slot[id];
+        if (!s || s->state != EXPERTS_CACHED)
+            continue;
+        out[n].id = id;
+        out[n].slot = experts_slot_number(s);
+        for (int p = 0; p < SL_EXPERT_PARTS; p++)
+            out[n].part[p] = s->part[p] == EXPERTS_NO_PART ? NULL : s->base + s->part[p];
+        n++;
+    }
+    return n;
+}

@@ -1,0 +1,166 @@
+/* Passes of experts: what is in a table is computed for all pairs that chose it, few rows or grouped for the matrix
+ * units; pairs whose expert is absent are left to another pass. Each pair has its own row of out. */
+#include "ops/ops_gpu.h"
+
+#include <string.h>
+
+uint64_t gpu_table_bytes(const sl_moe *m) {
+    return (uint64_t)m->experts * SL_PARTS * sizeof(uint64_t);
+}
+
+/* ---- a pass over what is ready ----------------------------------------------------------------------------------- */
+
+/* The number of the slab that span s lies in; -1: no room for another. */
+static int slab_number(gpu_pass *p, const gpu_span *s) {
+    for (int i = 0; i < p->slabs; i++)
+        if (p->slab[i].buffer == s->buffer)
+            return i;
+    if (p->slabs == SL_SLAB_COUNT)
+        return -1;
+    p->slab[p->slabs] = (gpu_span){s->buffer, 0, sl_gpu_buffer_size(s->buffer)};
+    return p->slabs++;
+}
+
+static uint64_t part_bytes(const sl_matrix *w, int part) {
+    return (uint64_t)w->rows * w->row_bytes[part];
+}
+
+/* Enters an expert; false without an error (err untouched, *full): its slabs do not fit beside the others'. */
+bool gpu_pass_enter(gpu_pass *p, const sl_expert_view *v, bool *full) {
+    gpu_run *r = p->x->r;
+    uint64_t entry[SL_PARTS] = {0};
+    int slabs = p->slabs;
+    *full = false;
+    for (int i = 0; i < SL_PARTS; i++) {
+        uint64_t bytes = part_bytes(&p->x->m->proj[i / 3], i % 3);
+        if (!bytes || !v->part[i])
+            continue;
+        gpu_span s = gpu_span_of(r->o, v->part[i], bytes, r->err);
+        int number = s.buffer ? slab_number(p, &s) : -1;
+        if (number < 0) {
+            *full = s.buffer != NULL;
+            p->slabs = slabs;
+            return false;
+        }
+        entry[i] = (uint64_t)number << 56 | (s.offset + 1);
+    }
+    for (int proj = 0; proj < SL_PROJ_COUNT; proj++) {
+        const void *part[3] = {v->part[3 * proj], v->part[3 * proj + 1], v->part[3 * proj + 2]};
+        kernel_format f = gpu_format_of(&p->x->m->proj[proj], part);
+        if (p->format[proj].align == 0 || f.align < p->format[proj].align)
+            p->format[proj] = f;
+    }
+    memcpy(p->table + (uint64_t)v->id * sizeof entry, entry, sizeof entry);
+    return true;
+}
+
+static void bind_slabs(gpu_call *c, const gpu_pass *p) {
+    for (int i = 0; i < SL_SLAB_COUNT; i++) {
+        const gpu_span *s = &p->slab[i < p->slabs ? i : 0];
+        c->binding[c->count++] = (sl_gpu_binding){.slot = SL_SLAB_FIRST + i,
+                                                  .buffer = s->buffer,
+                                                  .offset = s->offset,
+                                                  .length = s->length,
+                                                  .access = SL_GPU_READ};
+    }
+}
+
+static sl_expert_args expert_args(const gpu_moe *x, int proj, int64_t x_stride, int64_t y_stride, bool per_pair) {
+    return (sl_expert_args){.w = gpu_weights_args(&x->m->proj[proj]),
+                            .x_stride = (uint64_t)x_stride,
+                            .y_stride = (uint64_t)y_stride,
+                            .experts = (uint32_t)x->m->experts,
+                            .top_k = (uint32_t)x->m->top_k,
+                            .projection = (uint32_t)proj,
+                            .per_pair = per_pair};
+}
+
+static uint64_t pair_count(const gpu_moe *x) {
+    return (uint64_t)x->rows * (uint64_t)x->m->top_k;
+}
+
+/* One projection of few rows: x [rows or pairs], y [pairs]. */
+static bool few(gpu_pass *p, int proj, const float *from, int64_t from_stride, uint64_t from_bytes, float *to,
+                int64_t to_stride, bool per_pair) {
+    gpu_moe *x = p->x;
+    const gpu_scratch *s = &x->r->o->scratch;
+    char entry[64];
+    sl_expert_args a = expert_args(x, proj, from_stride, to_stride, per_pair);
+    kernel_entry(entry, sizeof entry, "expert_matvec", &p->format[proj]);
+    gpu_call c = gpu_call_begin(x->r, GPU_EXPERT, proj == SL_PROJ_DOWN ? 1u << SL_FC_LEAVES : 0, &a, sizeof a, entry);
+    gpu_call_bind(&c, 1, p->table, gpu_table_bytes(x->m));
+    gpu_call_bind(&c, 2, x->chosen, pair_count(x) * sizeof(int32_t));
+    gpu_call_bind(&c, 3, from, from_bytes);
+    gpu_call_bind(&c, 4, to, pair_count(x) * (uint64_t)to_stride * sizeof(float));
+    gpu_call_bind(&c, 5, s->done, pair_count(x));
+    gpu_bind_step(&c, 6);
+    bind_slabs(&c, p);
+    return gpu_call_end(&c, gpu_ceil_div(a.w.rows, SL_MATVEC_ROWS), (uint32_t)pair_count(x), 1, SL_MATVEC_THREADS);
+}
+
+static bool same_layout(const sl_matrix *a, const sl_matrix *b) {
+    return a->format == b->format && a->group == b->group && a->side == b->side && a->rows == b->rows &&
+           a->cols == b->cols;
+}
+
+static bool few_gate_up(gpu_pass *p) {
+    gpu_moe *x = p->x;
+    const gpu_scratch *s = &x->r->o->scratch;
+    char entry[64];
+    const float *src = gpu_view_at(x->r, &x->o->src);
+    uint64_t src_bytes = gpu_rows_bytes(x->rows, x->o->src.stride, x->o->src.cols);
+    float *inner = (float *)(void *)s->inner, *up = (float *)(void *)s->up;
+    if (!same_layout(&x->m->proj[SL_PROJ_GATE], &x->m->proj[SL_PROJ_UP]))
+        return few(p, SL_PROJ_GATE, src, x->o->src.stride, src_bytes, inner, x->inner, false) &&
+               few(p, SL_PROJ_UP, src, x->o->src.stride, src_bytes, up, x->inner, false) &&
+               gpu_silu_mul(x->r, inner, up, x->inner, x->inner, x->m->top_k, false);
+    const kernel_format *f = &p->format[SL_PROJ_GATE], *g = &p->format[SL_PROJ_UP];
+    sl_expert_args a = expert_args(x, SL_PROJ_GATE, x->o->src.stride, x->inner, false);
+    kernel_entry(entry, sizeof entry, "expert_gate_up", f->align < g->align ? f : g);
+    gpu_call c = gpu_call_begin(x->r, GPU_EXPERT, 0, &a, sizeof a, entry);
+    gpu_call_bind(&c, 1, p->table, gpu_table_bytes(x->m));
+    gpu_call_bind(&c, 2, x->chosen, pair_count(x) * sizeof(int32_t));
+    gpu_call_bind(&c, 3, src, src_bytes);
+    gpu_call_bind(&c, 4, inner, pair_count(x) * (uint64_t)x->inner * sizeof(float));
+    gpu_bind_step(&c, 6);
+    bind_slabs(&c, p);
+    return gpu_call_end(&c, gpu_ceil_div(a.w.rows, SL_MATVEC_ROWS), (uint32_t)pair_count(x), 1, SL_MATVEC_THREADS);
+}
+
+/* One projection grouped by expert; what it reads is in half rows. */
+static bool many(gpu_pass *p, int proj, float *to, int64_t to_stride, bool per_pair) {
+    gpu_moe *x = p->x;
+    const gpu_scratch *s = &x->r->o->scratch;
+    char entry[64];
+    uint64_t padded = sl_round_up((uint64_t)x->m->proj[proj].cols, SL_HALF_PAD);
+    uint64_t from_rows = per_pair ? pair_count(x) : (uint64_t)x->rows;
+    sl_expert_args a = expert_args(x, proj, (int64_t)padded, to_stride, per_pair);
+    kernel_entry(entry, sizeof entry, "matmul_expert", &p->format[proj]);
+    gpu_call c = gpu_call_begin(x->r, GPU_MATMUL, proj == SL_PROJ_DOWN ? 1u << SL_FC_LEAVES : 0, &a, sizeof a, entry);
+    gpu_call_bind(&c, 1, p->table, gpu_table_bytes(x->m));
+    gpu_call_bind(&c, 2, s->tiles, (uint64_t)s->extent.tiles * sizeof(sl_pair_tile));
+    gpu_call_bind(&c, 3, s->pairs, pair_count(x) * sizeof(int32_t));
+    gpu_call_bind(&c, 4, s->half, from_rows * padded * 2);
+    gpu_call_bind(&c, 5, s->unscale, from_rows * sizeof(float));
+    gpu_call_bind(&c, 6, to, pair_count(x) * (uint64_t)to_stride * sizeof(float));
+    gpu_call_bind(&c, 7, s->done, pair_count(x));
+    gpu_bind_step(&c, 8);
+    gpu_call_bind(&c, 9, s->tile_count, 2 * sizeof(uint32_t));
+    bind_slabs(&c, p);
+    uint32_t tiles = gpu_ceil_div((int64_t)pair_count(x), SL_MATMUL_TOKENS) + (uint32_t)x->m->experts;
+    return gpu_call_end(&c, gpu_ceil_div(a.w.rows, SL_MATMUL_ROWS), tiles, 1, SL_MATMUL_THREADS);
+}
+
+bool gpu_pass_encode(gpu_pass *p) {
+    gpu_moe *x = p->x;
+    const gpu_scratch *s = &x->r->o->scratch;
+    float *inner = (float *)(void *)s->inner, *up = (float *)(void *)s->up, *out = (float *)(void *)s->out;
+    if (!x->many)
+        return few_gate_up(p) && few(p, SL_PROJ_DOWN, inner, x->inner,
+                                     pair_count(x) * (uint64_t)x->inner * sizeof(float), out, x->hidden, true);
+    return gpu_to_half(x->r, gpu_view_at(x->r, &x->o->src), x->o->src.stride, x->o->src.cols, 1, false) &&
+           many(p, SL_PROJ_GATE, inner, x->inner, false) && many(p, SL_PROJ_UP, up, x->inner, false) &&
+           gpu_silu_mul(x->r, inner, up, x->inner, x->inner, x->m->top_k, false) &&
+           gpu_to_half(x->r, inner, x->inner, x->inner, x->m->top_k, false) &&
+           many(p, SL_PROJ_DOWN, out, x->hidden, true);
+}

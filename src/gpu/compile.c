@@ -136,9 +136,12 @@ static msl_module *translate(const sl_gpu *g, const gpu_source *s, sl_error *err
         .target = g->driver->target,
         .language = g->info.language * 10,
     };
-    msl_module *module = msl_translate(s->text, s->size, &m, err);
-    if (!module && err && err->code == SL_OK)
-        sl_fail(err, SL_ERR_COMPILE, "%s: cannot be translated", s->name);
+    sl_error why = {0};
+    msl_module *module = msl_translate(s->text, s->size, &m, &why);
+    if (!module && why.code == SL_OK) /* it had no words left either */
+        sl_fail(&why, SL_ERR_MEMORY, "%s: out of memory", s->name);
+    if (!module && err)
+        *err = why;
     return module;
 }
 

@@ -59,8 +59,15 @@ bool gpu_table_write(const msl_module *m, sl_buf *out) {
 typedef struct cursor {
     const uint8_t *at, *end;
     gpu_arena *arena;
-    bool bad;
+    bool bad, no_memory; /* no_memory: bad for that reason */
 } cursor;
+
+static void *take(cursor *c, size_t bytes) {
+    void *p = gpu_arena_take(c->arena, bytes);
+    if (!p)
+        c->bad = c->no_memory = true;
+    return p;
+}
 
 static uint32_t get_u32(cursor *c) {
     uint32_t v = 0;
@@ -87,11 +94,9 @@ static const char *get_name(cursor *c, size_t most) {
         c->bad = true;
         return "";
     }
-    char *s = gpu_arena_take(c->arena, (size_t)n + 1);
-    if (!s) {
-        c->bad = true;
+    char *s = take(c, (size_t)n + 1);
+    if (!s)
         return "";
-    }
     memcpy(s, c->at, n);
     c->at += n;
     return s;
@@ -102,7 +107,7 @@ static void *get_array(cursor *c, size_t *count, size_t elem, size_t least) {
     uint32_t n = get_below(c, MOST + 1);
     void *array = NULL;
     if (!c->bad && n > 0 && n <= (size_t)(c->end - c->at) / least)
-        array = gpu_arena_take(c->arena, n * elem);
+        array = take(c, n * elem);
     if (n > 0 && !array)
         c->bad = true;
     *count = c->bad ? 0 : n;
@@ -161,6 +166,8 @@ bool gpu_table_read(const void *bytes, size_t size, gpu_table *t, sl_error *err)
         return true;
     size_t at = size - (size_t)(c.end - c.at);
     gpu_table_free(t);
+    if (c.no_memory)
+        return sl_fail(err, SL_ERR_MEMORY, "table of arguments: out of memory");
     return sl_fail(err, SL_ERR_FORMAT, "table of arguments: bad byte near offset %zu of %zu", at, size);
 }
 

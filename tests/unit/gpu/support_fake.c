@@ -130,6 +130,20 @@ static bool called(const char *name, int *live, int change) {
     return fails;
 }
 
+/* What called() has counted as alive did not come to be. */
+static bool no_memory(sl_error *err, int *live) {
+    pthread_mutex_lock(&state.lock);
+    --*live;
+    pthread_mutex_unlock(&state.lock);
+    return sl_fail(err, SL_ERR_MEMORY, "fake: out of memory");
+}
+
+static void *made(void *object, int *live, sl_error *err) {
+    if (!object)
+        no_memory(err, live);
+    return object;
+}
+
 static bool injected(sl_error *err, const char *name) {
     return sl_fail(err, SL_ERR_DEVICE, "injected failure of %s", name);
 }
@@ -164,6 +178,8 @@ static gpu_device *fake_driver_open(const gpu_open *o, sl_error *err) {
     if (called("open", &state.devices, 1))
         return injected(err, "open"), NULL;
     fake_device *d = calloc(1, sizeof *d);
+    if (!d)
+        return no_memory(err, &state.devices), NULL;
     d->base.driver = &fake_driver;
     d->base.log = o->log;
     d->base.info = (sl_gpu_info){
@@ -190,14 +206,15 @@ static void fake_close(gpu_device *d) {
 static bool fake_compile(gpu_device *d, const gpu_source *s, sl_buf *payload, sl_error *err) {
     if (called("compile", NULL, 0))
         return sl_fail(err, SL_ERR_COMPILE, "%s:1: injected", s->name);
-    return sl_buf_puts(payload, "code of ") && sl_buf_append(payload, s->text, s->size);
+    return (sl_buf_puts(payload, "code of ") && sl_buf_append(payload, s->text, s->size)) ||
+           sl_fail(err, SL_ERR_MEMORY, "fake: out of memory");
 }
 
 static void *fake_library_load(gpu_device *d, const void *payload, size_t size, sl_error *err) {
     if (called("library_load", &state.libraries, 1))
         return injected(err, "library_load"), NULL;
     assert_true(size >= 8 && memcmp(payload, fake.device ? "MTLB" : "code of ", fake.device ? 4 : 8) == 0);
-    return malloc(1);
+    return made(malloc(1), &state.libraries, err);
 }
 
 static void fake_library_free(gpu_device *d, void *library) {
@@ -214,7 +231,7 @@ static void *fake_pipeline_new(gpu_device *d, void *library, const msl_kernel *k
         .simd_width = 32,
         .threadgroup_memory = fake.statics,
     };
-    return sl_strdup(kernel->name);
+    return made(sl_strdup(kernel->name), &state.pipelines, err);
 }
 
 static void fake_pipeline_free(gpu_device *d, void *pipeline) {
@@ -228,7 +245,12 @@ static bool fake_alloc(gpu_device *d, uint64_t bytes, sl_gpu_memory kind, gpu_me
     if (called("alloc", &state.memories, 1))
         return sl_fail(err, SL_ERR_MEMORY, "injected: no memory on the device");
     fake_memory *m = malloc(sizeof *m);
-    *m = (fake_memory){malloc(bytes), false};
+    uint8_t *p = m ? malloc(bytes) : NULL;
+    if (!p) {
+        free(m);
+        return no_memory(err, &state.memories);
+    }
+    *m = (fake_memory){p, false};
     memset(m->bytes, 0xcd, bytes);
     *out = (gpu_memory){.handle = m, .bytes = bytes};
     out->host = fake.discrete && kind == SL_GPU_PRIVATE ? NULL : m->bytes;
@@ -239,6 +261,8 @@ static bool fake_wrap(gpu_device *d, void *host, uint64_t bytes, gpu_memory *out
     if (called("wrap", &state.memories, 1))
         return injected(err, "wrap");
     fake_memory *m = malloc(sizeof *m);
+    if (!m)
+        return no_memory(err, &state.memories);
     *m = (fake_memory){host, true};
     *out = (gpu_memory){.handle = m, .host = host, .bytes = bytes, .offset = fake.align};
     return true;
@@ -277,7 +301,7 @@ static bool fake_write(gpu_device *d, gpu_memory *m, uint64_t offset, const void
 static void *fake_stream_new(gpu_device *d, sl_error *err) {
     if (called("stream_new", &state.streams, 1))
         return injected(err, "stream_new"), NULL;
-    return malloc(1);
+    return made(malloc(1), &state.streams, err);
 }
 
 static void fake_stream_free(gpu_device *d, void *stream) {
@@ -288,7 +312,7 @@ static void fake_stream_free(gpu_device *d, void *stream) {
 static void *fake_event_new(gpu_device *d, sl_error *err) {
     if (called("event_new", &state.events, 1))
         return injected(err, "event_new"), NULL;
-    return calloc(1, sizeof(fake_event));
+    return made(calloc(1, sizeof(fake_event)), &state.events, err);
 }
 
 static void fake_event_free(gpu_device *d, void *event) {
@@ -424,6 +448,8 @@ static bool fake_submit(gpu_device *d, void *stream, const char *label, const gp
     if (called("submit", &state.submissions, 1))
         return injected(err, "submit");
     fake_submission *s = calloc(1, sizeof *s), **end;
+    if (!s)
+        return no_memory(err, &state.submissions);
     s->list = list;
     s->n = n;
     snprintf(s->label, sizeof s->label, "%s", label);
@@ -479,6 +505,8 @@ static void *fake_replay_new(gpu_device *d, const gpu_command *list, size_t n, s
     if (called("replay_new", &state.replays, 1))
         return injected(err, "replay_new"), NULL;
     fake_replay *r = malloc(sizeof *r);
+    if (!r)
+        return no_memory(err, &state.replays), NULL;
     *r = (fake_replay){list, n};
     return r;
 }

@@ -4,12 +4,16 @@
 //   attention_combine                 splits merged in ascending order: dst[row][heads * head_dim]
 //
 // One threadgroup (128 = 4 SIMD-groups) serves all query heads of a kv head for one split: grid (splits, kv_heads,
-// rows); splits beyond the row's position return at once. Heads are taken 8 (4 at 256) at a time. Blocks of 32 tokens go
-// round the SIMD-groups, which keep running softmaxes of their own and merge at the end, ascending: no barrier in
-// between. Scores: 4 lanes per token share its key, 16 bytes each; then a lane per token for the softmax; then a lane per
-// 4 dimensions for the values. So the order of addition depends on positions only.
-// Bytes: K and V once per ceil(heads of the kv head / 8). Operations: 4 per dimension, token and query head.
-// Threadgroup memory: 24 KiB. partial: [row][head][split][head_dim + 2], the last two maximum and sum; sum 0 is empty.
+// rows); splits beyond the row's position return at once. Heads are taken 8 (4 at 256) at a time. Blocks of 32 tokens
+// go round the SIMD-groups, which keep running softmaxes of their own and merge at the end, ascending: no barrier in
+// between. Scores: 4 lanes per token share its key, 16 bytes each; then a lane per token for the softmax; then a lane
+// per 4 dimensions for the values. So the order of addition depends on positions only.
+//
+// Bytes: K and V once per 8 (4) query heads of a kv head. Operations: 4 per dimension, token and query head.
+// Threadgroup memory: 24 KiB.
+//
+// partial: [row][head][split][head_dim + 2], the last two maximum and sum; sum 0 is empty.
+//
 // Slots of decode: 1 q, 2 partial, 3 step, 15..30 slabs. Of combine, grid (heads, rows): 1 partial, 2 dst, 3 step.
 #include "pages.h"
 
@@ -211,9 +215,9 @@ SL_KV_FORMATS(X)
 #undef X
 #endif
 
-[[kernel]] void attention_combine(constant sl_attention_args &a [[buffer(0)]], device const float *partial [[buffer(1)]],
-                                  device float *dst [[buffer(2)]], device const int *step [[buffer(3)]],
-                                  uint3 group [[threadgroup_position_in_grid]],
+[[kernel]] void attention_combine(constant sl_attention_args &a [[buffer(0)]],
+                                  device const float *partial [[buffer(1)]], device float *dst [[buffer(2)]],
+                                  device const int *step [[buffer(3)]], uint3 group [[threadgroup_position_in_grid]],
                                   uint3 thread_at [[thread_position_in_threadgroup]],
                                   uint3 threads [[threads_per_threadgroup]]) {
     uint row = group.y, head = group.x, dim = a.head_dim;

@@ -3,21 +3,30 @@
 //   attention_prefill_<kv>_<head_dim>_<heads>  dst[row][heads * head_dim]
 //
 // A threadgroup (128 = 4 SIMD-groups) takes a block of up to 16 rows of one sequence (listed in the step buffer) for
-// HEADS query heads of one kv head, which share what is staged: grid (heads / HEADS, blocks). It goes over the keys 32 at
-// a time with a running softmax per query: S = Q K^T and O += P V are products of 16x16 fragments (half in, float out).
-// q is half with a power of two per query taken out; P lies in 0..1; K and V are as stored. Each SIMD-group keeps a
-// quarter of the dimensions of O.
-// Threadgroup memory: Q 16 * HEADS * D * 2, K or V 32 * D * 2, S and P 192 * 16 * HEADS: 27 KiB at head_dim 256.
+// HEADS query heads of one kv head, which share what is staged: grid (heads / HEADS, blocks). It goes over the keys 32
+// at a time with a running softmax per query: S = Q K^T and O += P V are products of 16x16 fragments (half in, float
+// out). q is half with a power of two per query taken out; P lies in 0..1; K and V are as stored. Each SIMD-group keeps
+// a quarter of the dimensions of O.
+//
+// Threadgroup memory: 32 * D * HEADS of Q, 64 * D of K or V, 3584 * HEADS of S and P: 27 KiB at head_dim 256.
+//
 // Bytes: K and V once per 16 * HEADS queries. Operations: 4 per dimension, key and query, on the matrix units.
+//
 // Slots: 1 q, 2 dst, 3 step, 15..30 slabs.
 #include "pages.h"
 #include "tile.h"
 
-enum { ROWS = SL_ATTENTION_ROWS, KEYS = 32, SIMDS = SL_ATTENTION_THREADS / SL_SIMD, S_STRIDE = KEYS + 4, P_STRIDE = KEYS + 8 };
+enum {
+    ROWS = SL_ATTENTION_ROWS,
+    KEYS = 32,
+    SIMDS = SL_ATTENTION_THREADS / SL_SIMD,
+    S_STRIDE = KEYS + 4,
+    P_STRIDE = KEYS + 8
+};
 
 template <uint D, uint HEADS> struct prefill_memory {
     half4 q[HEADS * ROWS * D / 4];
-    half4 kv[KEYS * D / 4];         // K, then V, of a step; at the end a part of O
+    half4 kv[KEYS * D / 4];           // K, then V, of a step; at the end a part of O
     float s[HEADS * ROWS * S_STRIDE]; // scores; then, per row, factors eight times: how much the sums so far count
     half p[HEADS * ROWS * P_STRIDE];
     float unscale[HEADS * ROWS];
@@ -50,7 +59,8 @@ inline void stage_queries(threadgroup prefill_memory<D, HEADS> &m, constant sl_a
 
 // KEYS tokens of K or V; tokens behind the last are zeros, for their memory may hold anything.
 template <uint D, typename KV>
-inline void stage_tokens(threadgroup half4 *to, device const uchar *from, ulong head_bytes, uint tokens, uint thread_at) {
+inline void stage_tokens(threadgroup half4 *to, device const uchar *from, ulong head_bytes, uint tokens,
+                         uint thread_at) {
     for (uint i = thread_at; i < KEYS * D / 4; i += SL_ATTENTION_THREADS) {
         uint t = i / (D / 4), d = i % (D / 4) * 4;
         to[i] = t < tokens ? KV::load4_half(from + t * head_bytes, d) : half4(0.0h);
@@ -58,8 +68,7 @@ inline void stage_tokens(threadgroup half4 *to, device const uchar *from, ulong 
 }
 
 // S = Q K^T: fragments of 16 queries by 16 keys, dealt out to the SIMD-groups.
-template <uint D, uint HEADS>
-inline void score_tiles(threadgroup prefill_memory<D, HEADS> &m, uint simd) {
+template <uint D, uint HEADS> inline void score_tiles(threadgroup prefill_memory<D, HEADS> &m, uint simd) {
     for (uint f = simd; f < HEADS * (KEYS / 16); f += SIMDS) {
         uint h = f / (KEYS / 16), key = f % (KEYS / 16) * 16;
         threadgroup const half *q = (threadgroup const half *)m.q + h * ROWS * D;
@@ -175,7 +184,8 @@ attention_prefill(constant sl_attention_args &a [[buffer(0)]], device const floa
             tile_store(o[h * (D / SIMDS / 16) + n], out + simd * (D / SIMDS) + n * 16, D);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint i = thread_at; i < rows * D; i += SL_ATTENTION_THREADS)
-            dst[ulong(first + i / D) * a.dst_stride + ulong(head + h) * D + i % D] = out[i] * m.unscale[h * ROWS + i / D];
+            dst[ulong(first + i / D) * a.dst_stride + ulong(head + h) * D + i % D] =
+                out[i] * m.unscale[h * ROWS + i / D];
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 }

@@ -34,7 +34,9 @@ template <int A> inline uint4 load128(device const uchar *p) {
     return uint4(load32<A>(p), load32<A>(p + 4), load32<A>(p + 8), load32<A>(p + 12));
 }
 
-inline float half_bits(uint bits) { return float(as_type<half>(ushort(bits & 0xffffu))); }
+inline float half_bits(uint bits) {
+    return float(as_type<half>(ushort(bits & 0xffffu)));
+}
 
 // ---- a matrix and its rows -----------------------------------------------------------------------------------------
 
@@ -61,7 +63,9 @@ inline weight_row row_at(thread const weights &w, uint row) {
     return p;
 }
 
-inline uint unit_count(thread const weights &w) { return (w.cols + 31) / 32; }
+inline uint unit_count(thread const weights &w) {
+    return (w.cols + 31) / 32;
+}
 
 // ---- four codes of a word as floats --------------------------------------------------------------------------------
 
@@ -161,7 +165,9 @@ template <int A> struct format_bf16 : plain_format {
 // ---- affine: w = q * scale + bias per group, scales and biases in arrays of their own ------------------------------
 
 struct side_f32 {
-    template <int A> static float at(device const uchar *p, uint i) { return as_type<float>(load32<A>(p + 4 * ulong(i))); }
+    template <int A> static float at(device const uchar *p, uint i) {
+        return as_type<float>(load32<A>(p + 4 * ulong(i)));
+    }
 };
 struct side_f16 {
     template <int A> static float at(device const uchar *p, uint i) { return half_bits(load16<A>(p + 2 * ulong(i))); }

@@ -138,7 +138,9 @@ template <int A> inline void load_k_scales(thread k_unit &q, device const uchar 
     q.bias = -(half_bits(d >> 16) * float2(mn));
 }
 
-inline uint k_column(uint u) { return (u >> 3) * 256 + ((u >> 1) & 3) * 64 + (u & 1) * 16; }
+inline uint k_column(uint u) {
+    return (u >> 3) * 256 + ((u >> 1) & 3) * 64 + (u & 1) * 16;
+}
 
 template <int A> struct format_q4_k : k_common {
     static constant constexpr uint gap = 32;
@@ -167,7 +169,9 @@ template <int A> struct format_q5_k : k_common {
     }
     static uint4 fifth(uint h) { return uint4(h << 22, h << 14, h << 6, h >> 2); }
     static float4 low(thread const unit &q, uint w) { return codes5(q.bits[w], fifth(q.high[w] >> q.shift)); }
-    static float4 high(thread const unit &q, uint w) { return codes5(q.bits[w] >> 4, fifth(q.high[w] >> (q.shift + 1))); }
+    static float4 high(thread const unit &q, uint w) {
+        return codes5(q.bits[w] >> 4, fifth(q.high[w] >> (q.shift + 1)));
+    }
 };
 
 // Unit u of a block: half n = u / 4 % 2, runs r and r + 2 with r = u / 2 % 2, their columns 16h..16h+15 with h = u % 2.
@@ -195,6 +199,7 @@ template <int A> struct format_q6_k : k_common {
 
 // X(name, alignment): the host defines the ones a model has before the source; without, all.
 #ifndef SL_FORMATS
+// clang-format off
 #define SL_FORMATS(X)                                                                                                  \
     X(f32, 16) X(f32, 4) X(f32, 1) X(f16, 16) X(f16, 2) X(f16, 1) X(bf16, 16) X(bf16, 2) X(bf16, 1)                    \
     X(affine4_f16, 16) X(affine4_f16, 4) X(affine4_f16, 1) X(affine4_bf16, 16) X(affine4_bf16, 4) X(affine4_bf16, 1)   \
@@ -203,6 +208,7 @@ template <int A> struct format_q6_k : k_common {
     X(q4_0, 2) X(q4_0, 1) X(q4_1, 4) X(q4_1, 2) X(q4_1, 1) X(q5_0, 2) X(q5_0, 1) X(q5_1, 4) X(q5_1, 2) X(q5_1, 1)      \
     X(q8_0, 2) X(q8_0, 1) X(q4_k, 16) X(q4_k, 4) X(q4_k, 2) X(q4_k, 1) X(q5_k, 16) X(q5_k, 4) X(q5_k, 2) X(q5_k, 1)    \
     X(q6_k, 2) X(q6_k, 1)
+// clang-format on
 #endif
 
 #endif

@@ -13,10 +13,14 @@ struct x_unit {
     float2 sum; // of each run
 };
 
-inline float add4(float4 v) { return (v.x + v.y) + (v.z + v.w); }
+inline float add4(float4 v) {
+    return (v.x + v.y) + (v.z + v.w);
+}
 
 // Four columns; x has the alignment of a float.
-inline float4 load_x4(device const float *x) { return float4(*(device const packed_float4 *)x); }
+inline float4 load_x4(device const float *x) {
+    return float4(*(device const packed_float4 *)x);
+}
 
 // Beyond the last column: zeros.
 inline float4 load_x4_upto(device const float *x, uint c, uint cols) {

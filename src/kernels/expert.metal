@@ -4,11 +4,14 @@
 //   expert_matvec_<format>_a<align>   y[pair] = x W^T with one projection; x by pair (down) or by its row (gate or up
 //                                     alone, where their formats differ); with SL_FC_LEAVES it sets done[pair]
 //
-// A pair is (row, rank), numbered row * top_k + rank. The table holds, per expert and part, slab << 56 | (offset + 1); an
-// expert that is absent from it is left to another pass over another snapshot, so hits and misses may be computed apart:
-// each writes its own rows of y, and nothing depends on the order.
+// A pair is (row, rank), numbered row * top_k + rank. The table holds, per expert and part, slab << 56 | (offset + 1);
+// an expert that is absent from it is left to another pass over another snapshot, so hits and misses may be computed
+// apart: each writes its own rows of y, and nothing depends on the order.
+//
 // Geometry: threadgroup (64) = 2 SIMD-groups x 4 rows of W; grid (ceil(W.rows / 8), rows * top_k).
+//
 // Bytes: the expert's part once per pair. Operations as in matvec.
+//
 // Slots: 1 table[experts][9], 2 chosen[rows][top_k], 3 x, 4 h or y, 5 done[pairs] (bytes), 6 step, 15..30 slabs.
 #include "dot.h"
 
@@ -35,15 +38,16 @@ template <typename F>
 [[kernel, max_total_threads_per_threadgroup(64)]] void
 expert_gate_up(constant sl_expert_args &a [[buffer(0)]], device const ulong *table [[buffer(1)]],
                device const int *chosen [[buffer(2)]], device const float *x [[buffer(3)]],
-               device float *h [[buffer(4)]], device const int *step [[buffer(6)]], SL_SLAB_PARAMS(device const uchar *),
-               uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
-               uint simd [[simdgroup_index_in_threadgroup]]) {
+               device float *h [[buffer(4)]], device const int *step [[buffer(6)]],
+               SL_SLAB_PARAMS(device const uchar *), uint3 group [[threadgroup_position_in_grid]],
+               uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
     uint pair = group.y, row = group.x * SL_MATVEC_ROWS + simd * DOT_ROWS;
     if (pair >= step_rows(step) * a.top_k || row >= a.w.rows || step_aborted(step))
         return;
     const slab_list<slab_pointer> slabs = SL_SLABS;
     weights gate, up;
-    if (!expert_weights(gate, a, table, chosen[pair], 0, slabs) || !expert_weights(up, a, table, chosen[pair], 1, slabs))
+    if (!expert_weights(gate, a, table, chosen[pair], 0, slabs) ||
+        !expert_weights(up, a, table, chosen[pair], 1, slabs))
         return;
     device const float *xr = x + ulong(pair / a.top_k) * a.x_stride;
     float g[DOT_ROWS], u[DOT_ROWS];

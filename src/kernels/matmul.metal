@@ -2,18 +2,24 @@
 //
 //   matmul_<format>_a<align>         y = or += x W^T (+ bias)
 //   matmul_expert_<format>_a<align>  the same grouped by expert: tiles of (row, rank) pairs that chose one expert
-//                                    (group_pairs of moe.metal), weights through the expert table; pairs whose expert is
-//                                    absent are left to another pass
+//                                    (group_pairs of moe.metal), weights through the expert table; pairs whose expert
+//                                    is absent are left to another pass
 //
 // x is half with a power-of-two scale per row (to_half of rows.metal); weights become half in threadgroup memory as
 // scale * code + bias, times a power of two for matrices that leave half's range; products are summed in float.
+//
 // Geometry: threadgroup (128) = 2 x 2 SIMD-groups, a tile of 32 rows of x by 64 rows of W, each SIMD-group 16 by 32;
 // grid (ceil(W.rows / 64), ceil(rows / 32)) or (ceil(W.rows / 64), tiles). A step along the columns is two units of
 // blocks.h (32 weights each, in two runs); x is read at the same columns, in whatever order the format has them.
-// Threadgroup memory 14 KiB. Bytes: W once per 32 rows of x, x once per 64 rows of W. Operations: 2 per weight and row
-// on the matrix units, to unpack a weight about 3 per 32 rows.
-// Slots of matmul: 1 codes, 2 scales, 3 biases, 4 x, 5 unscale[rows], 6 y, 7 bias[W.rows], 8 step. Of matmul_expert: 1
-// table, 2 tiles, 3 pairs[list], 4 x, 5 unscale, 6 y[pair or place], 7 done[pairs], 8 step, 9 pair_count, 15..30 slabs.
+// Threadgroup memory 14 KiB.
+//
+// Bytes: W once per 32 rows of x, x once per 64 rows of W. Operations: 2 per weight and row on the matrix units; to
+// unpack a weight about 3 per 32 rows.
+//
+// Slots of matmul: 1 codes, 2 scales, 3 biases, 4 x, 5 unscale[rows], 6 y, 7 bias[W.rows], 8 step.
+//
+// Of matmul_expert: 1 table, 2 tiles, 3 pairs[list], 4 x, 5 unscale, 6 y[pair or place], 7 done[pairs], 8 step, 9
+// counts of group_pairs, 15..30 slabs.
 #include "blocks_gguf.h"
 #include "tile.h"
 
@@ -36,7 +42,8 @@ struct tile_memory {
 
 // A unit as 32 halves; none: zeros.
 template <typename F>
-inline void stage_weights(threadgroup half *to, thread const weight_row &row, uint u, thread const weights &w, float scale) {
+inline void stage_weights(threadgroup half *to, thread const weight_row &row, uint u, thread const weights &w,
+                          float scale) {
     if (u >= unit_count(w)) {
         for (uint i = 0; i < 8; i++)
             *(threadgroup half4 *)(to + 4 * i) = half4(0.0h);
@@ -54,8 +61,7 @@ inline void stage_weights(threadgroup half *to, thread const weight_row &row, ui
 }
 
 // One run of x, at the columns that the format has there; no row: zeros.
-template <typename F>
-inline void load_run(thread uint4 *v, device const half *x_row, uint u, uint run, uint units) {
+template <typename F> inline void load_run(thread uint4 *v, device const half *x_row, uint u, uint run, uint units) {
     v[0] = v[1] = uint4(0);
     if (x_row && u < units) {
         device const uint4 *from = (device const uint4 *)(x_row + F::column(u) + run * F::gap);
@@ -165,8 +171,7 @@ matmul_expert(constant sl_expert_args &a [[buffer(0)]], device const ulong *tabl
     weights w = make_weights(a.w, codes, sl_present(entry[1]) ? sl_at(slabs, entry[1]) : codes,
                              sl_present(entry[2]) ? sl_at(slabs, entry[2]) : codes);
     uint mine = first + (thread_at >> 2);
-    device const half *x_row =
-        mine < end ? x + ulong(source_of(a, mine, uint(pairs[mine]))) * a.x_stride : nullptr;
+    device const half *x_row = mine < end ? x + ulong(source_of(a, mine, uint(pairs[mine]))) * a.x_stride : nullptr;
     threadgroup const float *tile = multiply_tile<F>(memory, w, a.w.scale, w_row, x_row, thread_at, simd);
     uint count = end - first, r = thread_at & 63, out = w_row + r;
     if (out >= w.rows)

@@ -6,8 +6,10 @@
 //
 // Geometry: threadgroup (64) = 2 SIMD-groups x 4 rows of W; grid (ceil(W.rows / 8), rows of x). A lane takes 32 weights
 // of 4 rows at a time, so x is read once per 4 rows, from cache.
+//
 // Bytes: W once per row of x (0.56 per weight for 4 bits in groups of 64). Operations per weight of 4 bits: 1.5 integer
 // (shift, and-or), 1 fma; per run of 16: 2 fma.
+//
 // Slots: 1 codes, 2 scales, 3 biases, 4 x, 5 y, 6 bias[W.rows] (gate_up: 6..8 the parts of U), 9 step.
 #include "dot.h"
 
@@ -60,11 +62,10 @@ template <typename F>
 [[kernel, max_total_threads_per_threadgroup(64)]] void
 gate_up(constant sl_matvec_args &a [[buffer(0)]], device const uchar *codes [[buffer(1)]],
         device const uchar *scales [[buffer(2)]], device const uchar *biases [[buffer(3)]],
-        device const float *x [[buffer(4)]], device float *h [[buffer(5)]],
-        device const uchar *up_codes [[buffer(6)]], device const uchar *up_scales [[buffer(7)]],
-        device const uchar *up_biases [[buffer(8)]], device const int *step [[buffer(9)]],
-        uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
-        uint simd [[simdgroup_index_in_threadgroup]]) {
+        device const float *x [[buffer(4)]], device float *h [[buffer(5)]], device const uchar *up_codes [[buffer(6)]],
+        device const uchar *up_scales [[buffer(7)]], device const uchar *up_biases [[buffer(8)]],
+        device const int *step [[buffer(9)]], uint3 group [[threadgroup_position_in_grid]],
+        uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
     uint row = group.x * SL_MATVEC_ROWS + simd * DOT_ROWS;
     if (group.y >= step_rows(step) || row >= a.w.rows)
         return;

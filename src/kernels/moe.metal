@@ -1,4 +1,5 @@
-// moe: routing, grouping and combining of a mixture of experts; the experts themselves are expert.metal and matmul.metal.
+// moe: routing, grouping and combining of a mixture of experts; the experts themselves are
+// expert.metal and matmul.metal.
 //
 //   router       the k best experts of a row's logits in ascending id, and their weights. Softmax over all experts, or
 //                sigmoid of each; ties go to the lower id; optionally weights are divided by their sum (added in
@@ -10,8 +11,8 @@
 //                expert for matmul_expert; counts[0] tiles. One threadgroup (any size); a thread per expert reads all
 //                pairs twice, in step with the others. Threadgroup memory 0: 2 * (experts + 1) words.
 //                Slots: 1 chosen, 2 pairs, 3 tiles, 4 counts[2] {tiles, pairs}, 5 step
-//   combine      residual += sum over ranks ascending of weight * out[pair], + shared * sigmoid(gate). A pair that is not
-//                done leaves its row alone and sets status[row]. Grid (any, rows); bytes 4 * (k + 3) per element; the
+//   combine      residual += sum over ranks ascending of weight * out[pair], + shared * sigmoid(gate). A pair not done
+//                leaves its row alone and sets status[row]. Grid (any, rows); bytes 4 * (k + 3) per element; the
 //                order and the roundings are the CPU's. Slots: 1 out, 2 weight, 3 done, 4 shared, 5 gate[rows],
 //                6 residual, 7 status[rows], 8 step
 #include "step.h"
@@ -25,7 +26,9 @@ SL_SWITCH(fc_shared_gate, SL_FC_SHARED_GATE)
 // ---- router --------------------------------------------------------------------------------------------------------
 
 // A number to choose by from a logit less the largest (softmax) or a logit (sigmoid).
-inline float score_of(float logit, float largest) { return fc_sigmoid ? sigmoid(logit) : exp(logit - largest); }
+inline float score_of(float logit, float largest) {
+    return fc_sigmoid ? sigmoid(logit) : exp(logit - largest);
+}
 
 inline float largest_logit(device const float *logits, uint experts, uint lane) {
     float largest = logits[0];
@@ -47,7 +50,8 @@ inline float fill_keys(threadgroup float *key, device const float *logits, devic
 }
 
 // The expert with the largest key among those not taken, the lowest of equals; a NaN counts as less than any number.
-inline uint best_expert(threadgroup const float *key, threadgroup const uint *taken, uint count, uint experts, uint lane) {
+inline uint best_expert(threadgroup const float *key, threadgroup const uint *taken, uint count, uint experts,
+                        uint lane) {
     float best = 0.0f;
     uint id = 0xffffffffu;
     for (uint e = lane; e < experts; e += SL_SIMD) {

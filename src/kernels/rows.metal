@@ -7,7 +7,7 @@
 //   silu_mul      dst = silu(dst) * src; grid (any, rows * per_row); 12 bytes. Slots: 1 src, 2 dst, 3 step
 //   rms_norm      dst = src / sqrt(mean(src^2) + eps) * weight; grid (rows); 16 bytes, 2 fma and 2 multiplications.
 //                 dst may be src. Slots: 1 src, 2 dst, 3 weight[cols], 4 step
-//   to_half       half rows for the matrix units: dst = half(src * 2^e) with the row's largest between 2^14 and 2^15, so
+//   to_half       half rows for the matrix units: dst = half(src * 2^e) with the row's largest in [2^14, 2^15), so
 //                 that neither 1e6 nor 1e-6 leaves half's range; unscale[row] = 2^-e; zeros from cols to padded; grid
 //                 (rows * per_row); 10 bytes. Slots: 1 src, 2 dst, 3 unscale, 4 step
 #include "blocks_gguf.h"
@@ -37,8 +37,7 @@ inline float group_max(float v, threadgroup float *shared, uint simd, uint lane,
 // ---- embed ---------------------------------------------------------------------------------------------------------
 
 // Two roundings, as in quant/: scale * code, + bias.
-template <typename F>
-inline void put_run(device float *dst, uint c, uint cols, float scale, float bias, float4 codes) {
+template <typename F> inline void put_run(device float *dst, uint c, uint cols, float scale, float bias, float4 codes) {
     float offset = F::offset;
     float4 v = codes;
     if (!F::plain)
@@ -80,7 +79,8 @@ SL_FORMATS(X)
 
 [[kernel]] void gather_outs(constant sl_rows_args &a [[buffer(0)]], device const float *src [[buffer(1)]],
                             device float *dst [[buffer(2)]], device const int *step [[buffer(3)]],
-                            uint group [[threadgroup_position_in_grid]], uint thread_at [[thread_position_in_threadgroup]],
+                            uint group [[threadgroup_position_in_grid]],
+                            uint thread_at [[thread_position_in_threadgroup]],
                             uint threads [[threads_per_threadgroup]]) {
     if (group >= uint(step_head(step).outs))
         return;
@@ -92,7 +92,8 @@ SL_FORMATS(X)
 [[kernel]] void silu_mul(constant sl_rows_args &a [[buffer(0)]], device const float *src [[buffer(1)]],
                          device float *dst [[buffer(2)]], device const int *step [[buffer(3)]],
                          uint3 group [[threadgroup_position_in_grid]], uint3 groups [[threadgroups_per_grid]],
-                         uint3 thread_at [[thread_position_in_threadgroup]], uint3 threads [[threads_per_threadgroup]]) {
+                         uint3 thread_at [[thread_position_in_threadgroup]],
+                         uint3 threads [[threads_per_threadgroup]]) {
     if (group.y >= step_rows(step) * a.per_row)
         return;
     device const float *from = src + ulong(group.y) * a.src_stride;

@@ -54,7 +54,8 @@ struct tile_rows {
     simdgroup_float8x8 m[2];
 };
 
-// spread[r * stride + c] = factor of row r for c < 8: read as a matrix it puts each factor where the row's elements are.
+// spread[r * stride + c] = factor of row r for c < 8: read as a matrix it puts each factor where the row's elements
+// are.
 inline void tile_rows_load(thread tile_rows &f, threadgroup const float *spread, uint stride) {
     simdgroup_load(f.m[0], spread, stride);
     simdgroup_load(f.m[1], spread + 8 * stride, stride);

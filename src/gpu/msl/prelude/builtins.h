@@ -130,11 +130,11 @@ template <class T, enable_if_t<is_same_v<T, half>, int> = 0> MSL_I float log1p(T
 
 /* clang's, in sources that count bits in constant expressions. */
 #ifdef SL_MSL_CUDA
-#define __builtin_ctz(x)        ((int)metal::msl_ctz((metal::uint)(x)))
-#define __builtin_ctzl(x)       ((int)metal::msl_ctz((metal::ulong)(x)))
-#define __builtin_clz(x)        ((int)metal::msl_clz((metal::uint)(x)))
-#define __builtin_clzl(x)       ((int)metal::msl_clz((metal::ulong)(x)))
-#define __builtin_popcount(x)   ((int)metal::msl_popcount((metal::uint)(x)))
-#define __builtin_popcountl(x)  ((int)metal::msl_popcount((metal::ulong)(x)))
+#define __builtin_ctz(x)        ((int)::msl_unit::metal::msl_ctz((::msl_unit::metal::uint)(x)))
+#define __builtin_ctzl(x)       ((int)::msl_unit::metal::msl_ctz((::msl_unit::metal::ulong)(x)))
+#define __builtin_clz(x)        ((int)::msl_unit::metal::msl_clz((::msl_unit::metal::uint)(x)))
+#define __builtin_clzl(x)       ((int)::msl_unit::metal::msl_clz((::msl_unit::metal::ulong)(x)))
+#define __builtin_popcount(x)   ((int)::msl_unit::metal::msl_popcount((::msl_unit::metal::uint)(x)))
+#define __builtin_popcountl(x)  ((int)::msl_unit::metal::msl_popcount((::msl_unit::metal::ulong)(x)))
 #define __builtin_unreachable() __trap()
 #endif

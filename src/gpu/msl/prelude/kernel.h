@@ -38,8 +38,8 @@ struct msl_position {
 #define MSL_THREADGROUP_VAR(site, T, name, line)         __shared__ __align__(16) T name
 extern __shared__ __align__(16) unsigned char msl_dynamic[];
 #define MSL_CUDA_DYNAMIC                msl_dynamic
-#define MSL_THREADGROUP_SLOT_AT(offset) (metal::msl_pointer{msl_dynamic + (offset)})
-#define MSL_3(x, y, z)                  (metal::msl_position{{x, y, z}})
+#define MSL_THREADGROUP_SLOT_AT(offset) (::msl_unit::metal::msl_pointer{msl_dynamic + (offset)})
+#define MSL_3(x, y, z)                  (::msl_unit::metal::msl_position{{x, y, z}})
 #define MSL_thread_position_in_grid                                                                                    \
     MSL_3(blockIdx.x *blockDim.x + threadIdx.x, blockIdx.y * blockDim.y + threadIdx.y,                                 \
           blockIdx.z * blockDim.z + threadIdx.z)
@@ -59,19 +59,20 @@ extern __shared__ __align__(16) unsigned char msl_dynamic[];
 #define MSL_THREADGROUP_VAR(site, T, name, line)                                                                       \
     typedef T msl_t_##name;                                                                                            \
     msl_t_##name &name = *(msl_t_##name *)msl_api->threadgroup_static(site, sizeof(msl_t_##name), #name, line)
-#define MSL_SELF                           (*msl_api->self())
-#define MSL_GROUP                          (*msl_api->self()->group)
-#define MSL_BUFFER(i)                      (metal::msl_pointer{MSL_GROUP.buffer[i]})
-#define MSL_REFERENCE(i)                   (metal::msl_reference{MSL_GROUP.buffer[i]})
-#define MSL_THREADGROUP_SLOT(i)            (metal::msl_pointer{MSL_GROUP.threadgroup[i]})
-#define MSL_3(a)                           (metal::msl_position{{a[0], a[1], a[2]}})
-#define MSL_3_TIMES(a, b, c)               (metal::msl_position{{a[0] * b[0] + c[0], a[1] * b[1] + c[1], a[2] * b[2] + c[2]}})
+#define MSL_SELF                (*msl_api->self())
+#define MSL_GROUP               (*msl_api->self()->group)
+#define MSL_BUFFER(i)           (::msl_unit::metal::msl_pointer{MSL_GROUP.buffer[i]})
+#define MSL_REFERENCE(i)        (::msl_unit::metal::msl_reference{MSL_GROUP.buffer[i]})
+#define MSL_THREADGROUP_SLOT(i) (::msl_unit::metal::msl_pointer{MSL_GROUP.threadgroup[i]})
+#define MSL_3(a)                (::msl_unit::metal::msl_position{{a[0], a[1], a[2]}})
+#define MSL_3_TIMES(a, b, c)                                                                                           \
+    (::msl_unit::metal::msl_position{{a[0] * b[0] + c[0], a[1] * b[1] + c[1], a[2] * b[2] + c[2]}})
 #define MSL_thread_position_in_grid        MSL_3_TIMES(MSL_GROUP.position, MSL_GROUP.threads, MSL_SELF.position)
 #define MSL_thread_position_in_threadgroup MSL_3(MSL_SELF.position)
 #define MSL_threadgroup_position_in_grid   MSL_3(MSL_GROUP.position)
 #define MSL_threads_per_threadgroup        MSL_3(MSL_GROUP.threads)
 #define MSL_threadgroups_per_grid          MSL_3(MSL_GROUP.groups)
-#define MSL_NOTHING                        ((const metal::uint[3]){0, 0, 0})
+#define MSL_NOTHING                        ((const ::msl_unit::metal::uint[3]){0, 0, 0})
 #define MSL_threads_per_grid               MSL_3_TIMES(MSL_GROUP.groups, MSL_GROUP.threads, MSL_NOTHING)
 #define MSL_INDEX                          (MSL_SELF.index)
 #define MSL_COUNT                          (MSL_GROUP.thread_count)
@@ -89,5 +90,5 @@ extern __shared__ __align__(16) unsigned char msl_dynamic[];
 #define MSL_dispatch_simdgroups_per_threadgroup MSL_simdgroups_per_threadgroup
 #define MSL_dispatch_quadgroups_per_threadgroup MSL_quadgroups_per_threadgroup
 /* Grids start at zero. */
-#define MSL_grid_origin (metal::msl_position{{0, 0, 0}})
+#define MSL_grid_origin (::msl_unit::metal::msl_position{{0, 0, 0}})
 #define MSL_grid_size   MSL_threads_per_grid

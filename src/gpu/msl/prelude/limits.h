@@ -7,12 +7,12 @@
 #undef HUGE_VALH
 #undef MAXFLOAT
 #undef assert
-#define INFINITY  (metal::msl_bits<float>(0x7f800000u))
-#define NAN       (metal::msl_bits<float>(0x7fc00000u))
+#define INFINITY  (::msl_unit::metal::msl_bits<float>(0x7f800000u))
+#define NAN       (::msl_unit::metal::msl_bits<float>(0x7fc00000u))
 #define HUGE_VALF INFINITY
-#define HUGE_VALH (metal::half(INFINITY))
+#define HUGE_VALH (::msl_unit::metal::half(INFINITY))
 #define MAXFLOAT  3.402823466e+38f
-#define MAXHALF   (metal::half(65504.0f))
+#define MAXHALF   (::msl_unit::metal::half(65504.0f))
 
 #define M_E_F         2.71828182845904523536f
 #define M_LOG2E_F     1.44269504088896340736f
@@ -27,32 +27,32 @@
 #define M_2_SQRTPI_F  1.12837916709551257390f
 #define M_SQRT2_F     1.41421356237309504880f
 #define M_SQRT1_2_F   0.707106781186547524401f
-#define M_E_H         (metal::half(2.71828182845904523536f))
-#define M_LOG2E_H     (metal::half(1.44269504088896340736f))
-#define M_LOG10E_H    (metal::half(0.434294481903251827651f))
-#define M_LN2_H       (metal::half(0.693147180559945309417f))
-#define M_LN10_H      (metal::half(2.30258509299404568402f))
-#define M_PI_H        (metal::half(3.14159265358979323846f))
-#define M_PI_2_H      (metal::half(1.57079632679489661923f))
-#define M_PI_4_H      (metal::half(0.785398163397448309616f))
-#define M_1_PI_H      (metal::half(0.318309886183790671538f))
-#define M_2_PI_H      (metal::half(0.636619772367581343076f))
-#define M_2_SQRTPI_H  (metal::half(1.12837916709551257390f))
-#define M_SQRT2_H     (metal::half(1.41421356237309504880f))
-#define M_SQRT1_2_H   (metal::half(0.707106781186547524401f))
-#define M_E_BF        (metal::bfloat(2.71828182845904523536f))
-#define M_LOG2E_BF    (metal::bfloat(1.44269504088896340736f))
-#define M_LOG10E_BF   (metal::bfloat(0.434294481903251827651f))
-#define M_LN2_BF      (metal::bfloat(0.693147180559945309417f))
-#define M_LN10_BF     (metal::bfloat(2.30258509299404568402f))
-#define M_PI_BF       (metal::bfloat(3.14159265358979323846f))
-#define M_PI_2_BF     (metal::bfloat(1.57079632679489661923f))
-#define M_PI_4_BF     (metal::bfloat(0.785398163397448309616f))
-#define M_1_PI_BF     (metal::bfloat(0.318309886183790671538f))
-#define M_2_PI_BF     (metal::bfloat(0.636619772367581343076f))
-#define M_2_SQRTPI_BF (metal::bfloat(1.12837916709551257390f))
-#define M_SQRT2_BF    (metal::bfloat(1.41421356237309504880f))
-#define M_SQRT1_2_BF  (metal::bfloat(0.707106781186547524401f))
+#define M_E_H         (::msl_unit::metal::half(2.71828182845904523536f))
+#define M_LOG2E_H     (::msl_unit::metal::half(1.44269504088896340736f))
+#define M_LOG10E_H    (::msl_unit::metal::half(0.434294481903251827651f))
+#define M_LN2_H       (::msl_unit::metal::half(0.693147180559945309417f))
+#define M_LN10_H      (::msl_unit::metal::half(2.30258509299404568402f))
+#define M_PI_H        (::msl_unit::metal::half(3.14159265358979323846f))
+#define M_PI_2_H      (::msl_unit::metal::half(1.57079632679489661923f))
+#define M_PI_4_H      (::msl_unit::metal::half(0.785398163397448309616f))
+#define M_1_PI_H      (::msl_unit::metal::half(0.318309886183790671538f))
+#define M_2_PI_H      (::msl_unit::metal::half(0.636619772367581343076f))
+#define M_2_SQRTPI_H  (::msl_unit::metal::half(1.12837916709551257390f))
+#define M_SQRT2_H     (::msl_unit::metal::half(1.41421356237309504880f))
+#define M_SQRT1_2_H   (::msl_unit::metal::half(0.707106781186547524401f))
+#define M_E_BF        (::msl_unit::metal::bfloat(2.71828182845904523536f))
+#define M_LOG2E_BF    (::msl_unit::metal::bfloat(1.44269504088896340736f))
+#define M_LOG10E_BF   (::msl_unit::metal::bfloat(0.434294481903251827651f))
+#define M_LN2_BF      (::msl_unit::metal::bfloat(0.693147180559945309417f))
+#define M_LN10_BF     (::msl_unit::metal::bfloat(2.30258509299404568402f))
+#define M_PI_BF       (::msl_unit::metal::bfloat(3.14159265358979323846f))
+#define M_PI_2_BF     (::msl_unit::metal::bfloat(1.57079632679489661923f))
+#define M_PI_4_BF     (::msl_unit::metal::bfloat(0.785398163397448309616f))
+#define M_1_PI_BF     (::msl_unit::metal::bfloat(0.318309886183790671538f))
+#define M_2_PI_BF     (::msl_unit::metal::bfloat(0.636619772367581343076f))
+#define M_2_SQRTPI_BF (::msl_unit::metal::bfloat(1.12837916709551257390f))
+#define M_SQRT2_BF    (::msl_unit::metal::bfloat(1.41421356237309504880f))
+#define M_SQRT1_2_BF  (::msl_unit::metal::bfloat(0.707106781186547524401f))
 
 #undef FLT_MAX
 #undef FLT_MIN
@@ -79,9 +79,9 @@
 #define HALF_MAX_EXP   16
 #define HALF_MIN_EXP   (-13)
 #define HALF_RADIX     2
-#define HALF_MAX       (metal::half(65504.0f))
-#define HALF_MIN       (metal::half(6.103515625e-5f))
-#define HALF_EPSILON   (metal::half(9.765625e-4f))
+#define HALF_MAX       (::msl_unit::metal::half(65504.0f))
+#define HALF_MIN       (::msl_unit::metal::half(6.103515625e-5f))
+#define HALF_EPSILON   (::msl_unit::metal::half(9.765625e-4f))
 #undef CHAR_BIT
 #undef SCHAR_MAX
 #undef SCHAR_MIN

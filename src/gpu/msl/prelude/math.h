@@ -277,10 +277,10 @@ template <class A, class B, class C, class V = msl_vmix3_t<A, B, C>> MSL_I V fma
     return msl_map<V>(msl_fma{}, V(a), V(b), V(c));
 }
 namespace precise {
-using metal::fma;
+using ::msl_unit::metal::fma;
 }
 namespace fast {
-using metal::fma;
+using ::msl_unit::metal::fma;
 }
 
 /* ---- parts of a number ------------------------------------------------------------------------------------------- */
@@ -305,6 +305,9 @@ template <class T, int N> MSL_I vec<T, N> ldexp(vec<T, N> a, int e) {
 template <class T, msl_if_float<T> = 0> MSL_I T frexp(T a, int &e) {
     e = 0;
     return T(MSL_B(frexpf)(float(a), &e));
+}
+template <class T, msl_if_float<T> = 0> MSL_I T frexp(T a, int *e) {
+    return frexp(a, *e);
 }
 template <class T, int N> MSL_I vec<T, N> frexp(vec<T, N> a, vec<int, N> &e) {
     vec<T, N> r(0);
@@ -360,11 +363,11 @@ template <class T, int N> MSL_I vec<T, N> nextafter(vec<T, N> a, vec<T, N> b) {
 
 #define MSL_ALSO(ns)                                                                                                   \
     namespace ns {                                                                                                     \
-    using metal::frexp;                                                                                                \
-    using metal::ilogb;                                                                                                \
-    using metal::ldexp;                                                                                                \
-    using metal::modf;                                                                                                 \
-    using metal::nextafter;                                                                                            \
+    using ::msl_unit::metal::frexp;                                                                                    \
+    using ::msl_unit::metal::ilogb;                                                                                    \
+    using ::msl_unit::metal::ldexp;                                                                                    \
+    using ::msl_unit::metal::modf;                                                                                     \
+    using ::msl_unit::metal::nextafter;                                                                                \
     }
 MSL_ALSO(precise)
 MSL_ALSO(fast)

@@ -94,7 +94,7 @@ template <class A, class B, class V = msl_vmix_t<A, B>> MSL_C V cross(const A &a
 }
 #define MSL_GEOMETRY                                                                                                   \
     template <class A, class V = msl_vec_t<A>> MSL_I auto length_squared(const A &a) {                                 \
-        return metal::dot(a, a);                                                                                       \
+        return ::msl_unit::metal::dot(a, a);                                                                           \
     }                                                                                                                  \
     template <class A, class V = msl_vec_t<A>> MSL_I auto length(const A &a) {                                         \
         typedef typename msl_info<V>::element T;                                                                       \
@@ -121,13 +121,13 @@ template <class A, class B, class V = msl_vmix_t<A, B>> MSL_C V cross(const A &a
     }
 namespace precise {
 MSL_GEOMETRY
-using metal::cross;
-using metal::dot;
+using ::msl_unit::metal::cross;
+using ::msl_unit::metal::dot;
 } // namespace precise
 namespace fast {
 MSL_GEOMETRY
-using metal::cross;
-using metal::dot;
+using ::msl_unit::metal::cross;
+using ::msl_unit::metal::dot;
 } // namespace fast
 MSL_GEOMETRY
 template <class V> MSL_I V faceforward(V n, V i, V reference) {

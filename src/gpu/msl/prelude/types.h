@@ -41,7 +41,7 @@ static const soft_api *msl_api; /* set by the unit's soft_init */
 
 #ifdef SL_MSL_CUDA
 #ifdef __CUDACC_RTC__
-#define __builtin_offsetof(T, member) ((metal::size_t)__INTADDR__(&((T *)0)->member))
+#define __builtin_offsetof(T, member) ((::msl_unit::metal::size_t)__INTADDR__(&((T *)0)->member))
 #define offsetof __builtin_offsetof
 typedef signed char int8_t;
 typedef short int16_t;
@@ -97,6 +97,7 @@ template <bool C, class T = void> using enable_if_t = typename enable_if<C, T>::
 template <bool C, class A, class B> struct conditional { typedef A type; };
 template <class A, class B> struct conditional<false, A, B> { typedef B type; };
 template <bool C, class A, class B> using conditional_t = typename conditional<C, A, B>::type;
+template <class...> using msl_void_t = void;
 template <class T> struct type_identity { typedef T type; };
 template <class T> using type_identity_t = typename type_identity<T>::type;
 
@@ -381,7 +382,7 @@ template <class I> MSL_C float msl_sticky(I i) {
     return (float)m * scale;
 }
 
-template <class T> using msl_if_int = enable_if_t<msl_int<T>::value, int>;
+template <class T> using msl_if_int = enable_if_t<msl_int<T>::value || __is_enum(T), int>;
 
 #define MSL_ASSIGN16(T, op)                                                                                            \
     template <class O> MSL_MC T &operator op##=(O o) {                                                                 \
@@ -409,12 +410,26 @@ template <class T> using msl_if_int = enable_if_t<msl_int<T>::value, int>;
         return t;                                                                                                      \
     }
 
+/* A class that converts to T itself is taken by T's copy constructor; another that converts to float goes through it.
+ */
+template <class C, class T, class = void> struct msl_converts_to : false_type {};
+template <class C, class T>
+struct msl_converts_to<C, T, msl_void_t<decltype(declval<C &>().operator T())>> : true_type {};
+template <class C, class T>
+using msl_if_float_class = enable_if_t<__is_class(remove_cvref_t<C>) && !msl_16<remove_cvref_t<C>>::value &&
+                                           !msl_converts_to<C, T>::value && is_convertible<C, float>::value,
+                                       int>;
+template <class F> using msl_if_plain_float = enable_if_t<is_same_v<F, float> || is_same_v<F, double>, int>;
+template <class T, class U> using msl_if_same = enable_if_t<is_same_v<T, U>, int>;
+
 struct half {
     ushort msl_v;
     half() = default;
-    MSL_MC half(float f) : msl_v(__builtin_is_constant_evaluated() ? msl_half_from(f) : msl_half_native(f)) {}
+    template <class F, msl_if_plain_float<F> = 0>
+    MSL_MC half(F f) : msl_v(__builtin_is_constant_evaluated() ? msl_half_from((float)f) : msl_half_native((float)f)) {}
     template <class I, msl_if_int<I> = 0> MSL_MC half(I i) : half((float)i) {}
-    MSL_MC explicit half(bfloat b);
+    template <class B, msl_if_same<B, bfloat> = 0> MSL_MC explicit half(B b) : half(float(b)) {}
+    template <class C, msl_if_float_class<C, half> = 0> MSL_MC explicit half(C &&c) : half(float(c)) {}
     MSL_MC operator float() const {
         return __builtin_is_constant_evaluated() ? msl_half_to(msl_v) : msl_float_native(msl_v);
     }
@@ -424,14 +439,15 @@ struct half {
 struct bfloat {
     ushort msl_v;
     bfloat() = default;
-    MSL_MC explicit bfloat(float f)
-        : msl_v(__builtin_is_constant_evaluated() ? msl_bfloat_from(f) : msl_bfloat_native(f)) {}
+    template <class F, msl_if_plain_float<F> = 0>
+    MSL_MC explicit bfloat(F f)
+        : msl_v(__builtin_is_constant_evaluated() ? msl_bfloat_from((float)f) : msl_bfloat_native((float)f)) {}
     template <class I, msl_if_int<I> = 0> MSL_MC bfloat(I i) : bfloat(sizeof(I) < 4 ? (float)i : msl_sticky(i)) {}
-    MSL_MC explicit bfloat(half h) : bfloat(float(h)) {}
+    template <class H, msl_if_same<H, half> = 0> MSL_MC explicit bfloat(H h) : bfloat(float(h)) {}
+    template <class C, msl_if_float_class<C, bfloat> = 0> MSL_MC explicit bfloat(C &&c) : bfloat(float(c)) {}
     MSL_MC operator float() const { return msl_bits<float>((uint)msl_v << 16); }
     MSL_BODY16(bfloat)
 };
-MSL_MC half::half(bfloat b) : half(float(b)) {}
 
 /* The type of A op B where one of them is half or bfloat: with itself or an integer it stays, else float. */
 template <class A, class B, class = void> struct msl_mix {};

@@ -9,7 +9,7 @@ same length as before (a comment gives way), so nothing is built.
 
 A mutant is killed by a wrong result, a report of the checking mode or a crash; one that does not compile, or that is the same kernel after
 compiling, says nothing. Survivors are either gaps in the tests or equivalent: those are listed with their proof in tools/mutants_equivalent.txt,
-one a line: FILE | KIND | SOURCE LINE | OCCURRENCE IN THE LINE | PROOF. Exit status 1 when a survivor has no proof.
+one a line: FILE | KIND | SOURCE LINE | OCCURRENCE IN LINES THAT READ SO | PROOF. Exit status 1 when a survivor has no proof.
 """
 
 import argparse
@@ -38,7 +38,7 @@ class Mutant:
     text: str
     line: int
     source: str  # the line, without spaces around it
-    occurrence: int  # of this kind in the line
+    occurrence: int  # of this kind in lines that read the same
 
     @property
     def name(self):
@@ -118,9 +118,9 @@ def find_mutants(path, kinds):
         seen = {}
         for begin, end, replacement in KINDS[kind](code):
             line = text.count("\n", 0, begin) + 1
-            seen[line] = seen.get(line, 0) + 1
             source = text.splitlines()[line - 1].strip()
-            yield Mutant(path.name, kind, begin, end, replacement, line, source, seen[line])
+            seen[source] = seen.get(source, 0) + 1
+            yield Mutant(path.name, kind, begin, end, replacement, line, source, seen[source])
 
 
 # ---- patched programs ------------------------------------------------------------------------------------------------

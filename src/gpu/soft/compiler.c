@@ -205,6 +205,21 @@ static int add_flags(const char **argv, int n, const char *const *flags, size_t 
     return n;
 }
 
+/* Of all that shapes the code besides the unit: a library from the cache was made with the same. */
+uint32_t soft_flags_hash(bool checked) {
+    uint32_t h = 2166136261u;
+    for (size_t i = 0; i < SL_COUNT(common_flags) + SL_COUNT(checked_flags) + 2; i++) {
+        size_t k = i - SL_COUNT(common_flags);
+        const char *s = i < SL_COUNT(common_flags)    ? common_flags[i]
+                        : !checked                    ? plain_flags[0]
+                        : k < SL_COUNT(checked_flags) ? checked_flags[k]
+                                                      : soft_hooks_text;
+        for (; *s; s++)
+            h = (h ^ (uint8_t)*s) * 16777619u;
+    }
+    return h;
+}
+
 static bool run_compiler(const soft_device *d, const workplace *w, bool fast_math, bool *well, sl_error *err) {
     const char *argv[64];
     pid_t pid;

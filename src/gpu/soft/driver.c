@@ -27,8 +27,8 @@ static void name_system(const soft_device *d, char *out, size_t size) {
     struct stat s = {0};
     uname(&u);
     stat(d->compiler, &s);
-    snprintf(out, size, "%.16s clang %llx.%llx%s", u.sysname, (unsigned long long)s.st_size,
-             (unsigned long long)s.st_mtime, d->checking ? " checks" : "");
+    snprintf(out, size, "%.12s clang %llx.%llx.%x%s", u.sysname, (unsigned long long)s.st_size & 0xFFFFFFFF,
+             (unsigned long long)s.st_mtime, soft_flags_hash(d->checking), d->checking ? " checks" : "");
 }
 
 static void fill_info(soft_device *d) {

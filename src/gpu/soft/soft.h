@@ -239,6 +239,7 @@ char *soft_find_compiler(sl_error *err);
 bool soft_compile_unit(gpu_device *d, const char *name, const char *code, size_t n, bool fast_math, sl_buf *payload,
                        sl_error *err);
 bool soft_compile(gpu_device *d, const gpu_source *s, sl_buf *payload, sl_error *err);
+uint32_t soft_flags_hash(bool checked);
 /* First error of a compiler's text as "FILE:LINE: what" into out. */
 void soft_first_diagnostic(const char *text, const char *name, char *out, size_t size);
 /* Definitions appended to a unit in checking mode: the instrumentation's calls, handed to soft_api. */

@@ -1,6 +1,7 @@
 """The engine with its kernels on the software device, as a user runs it."""
 
 import json
+import os
 
 import pytest
 
@@ -15,9 +16,9 @@ def model(repo):
     return path
 
 
-def generate(run, model, *options, device="soft", tokens=6):
-    more = ["--device", device] if device else []
-    done = run("run", model, PROMPT, "--raw", "-n", tokens, "--json", "--logprobs", 3, *SMALL, *more, *options, timeout=600)
+def generate(run, model, *options, device="soft", tokens=6, **more):
+    where = ["--device", device] if device else []
+    done = run("run", model, PROMPT, "--raw", "-n", tokens, "--json", "--logprobs", 3, *SMALL, *where, *options, timeout=600, **more)
     return json.loads(done.stdout)
 
 
@@ -41,6 +42,16 @@ def test_no_bit_depends_on_the_cache_of_experts(run, model, on_soft):
     few = generate(run, model, "--max-slots", 12)
     assert few["text"] == on_soft["text"]
     assert few["logprobs"] == on_soft["logprobs"]
+
+
+def test_metals_path_gives_the_same_bits(run, model, on_soft, build):
+    """Through the library that stands in for Apple's, which runs kernels on the software device and counts lifetimes."""
+    library = build / "libmetal_standin.so"
+    assert library.is_file()
+    metal = generate(run, model, device="metal", env={**os.environ, "SLUICE_METAL_LIBRARY": str(library)})
+    assert metal["figures"]["isa"].startswith("metal ")
+    assert metal["text"] == on_soft["text"]
+    assert metal["logprobs"] == on_soft["logprobs"]
 
 
 def test_decoding_is_given_to_the_device_whole(run, model, on_soft):

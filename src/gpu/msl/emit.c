@@ -259,19 +259,22 @@ static size_t attribute_end(const tr *m, size_t i) {
     return msl_here(m, i, "alignas") ? i : end;
 }
 
-/* A leading `::` names the unit, not the host compiler's global names. */
+/* A leading `::` names the unit, not the host compiler's global names. Behind a name or a template list it leads only
+ * where a declarator or a type begins. */
 static bool global_scope(const tr *m, size_t i) {
+    static const char *const words[] = {"return", "const",    "case",  "typename", "inline",
+                                        "static", "void",     "else",  "do",       "constexpr",
+                                        "friend", "volatile", "using", "template", NULL};
     if (!msl_here(m, i, "::") || i == 0)
         return false;
     const msl_token *b = msl_at(m, i - 1);
-    static const char *const words[] = {"return", "const", "case", NULL};
     if (b->kind == MSL_NAME)
         return msl_among(b, words) || msl_is_address_space(b);
     if (msl_is(b, ")")) { /* `decltype(x)::y` */
         size_t open = m->match[i - 1];
         return !open || !msl_here(m, open - 1, "decltype");
     }
-    return !msl_is(b, ">");
+    return !msl_is(b, ">") || (msl_at(m, i)->flags & (MSL_SPACED | MSL_BOL));
 }
 
 static void put_one(tr *m, size_t i) {
@@ -437,8 +440,10 @@ bool msl_emit(tr *m, size_t begin, size_t end) {
             continue;
         }
         const msl_token *t = msl_at(m, i);
-        if (m->out_muted || global_scope(m, i))
+        if (m->out_muted)
             ;
+        else if (global_scope(m, i))
+            msl_put(m, i, "::msl_unit::");
         else if (t->kind == MSL_PRAGMA)
             put_pragma(m, t);
         else if (t->kind != MSL_END)

@@ -159,15 +159,15 @@ static void put_argument(tr *m, const msl_parameter *p, int slot) {
     if (p->kind == MSL_PARAMETER_POSITION)
         sl_buf_printf(&m->out, "MSL_%s", p->position);
     else if (p->kind == MSL_PARAMETER_BUFFER && cuda)
-        sl_buf_printf(&m->out, "metal::%s{msl_b%d}", p->reference ? "msl_reference" : "msl_pointer", slot);
+        sl_buf_printf(&m->out, "::msl_unit::metal::%s{msl_b%d}", p->reference ? "msl_reference" : "msl_pointer", slot);
     else if (p->kind == MSL_PARAMETER_BUFFER)
         sl_buf_printf(&m->out, "%s(%d)", p->reference ? "MSL_REFERENCE" : "MSL_BUFFER", slot);
     else if (cuda)
-        sl_buf_printf(&m->out, "metal::%s{MSL_THREADGROUP_SLOT_AT(msl_t%d).p}",
+        sl_buf_printf(&m->out, "::msl_unit::metal::%s{MSL_THREADGROUP_SLOT_AT(msl_t%d).p}",
                       p->reference ? "msl_reference" : "msl_pointer", slot);
     else
-        sl_buf_printf(&m->out, "metal::%s{MSL_THREADGROUP_SLOT(%d).p}", p->reference ? "msl_reference" : "msl_pointer",
-                      slot);
+        sl_buf_printf(&m->out, "::msl_unit::metal::%s{MSL_THREADGROUP_SLOT(%d).p}",
+                      p->reference ? "msl_reference" : "msl_pointer", slot);
 }
 
 /* The entry's own parameters on cuda: one per line of the argument table. */

@@ -313,13 +313,15 @@ static size_t find_definition(const tr *m, const msl_token *name) {
 static size_t behind_type(const tr *m, size_t i, size_t end) {
     if (msl_here(m, i, "decltype") || msl_here(m, i, "typeof"))
         return msl_behind(m, i + 1);
+    if (msl_here(m, i, "void"))
+        return i + 1;
     if (msl_here(m, i, "typename"))
         i++;
     while (i < end && msl_name_at(m, i)) {
         i++;
         if (msl_here(m, i, "<") && msl_behind_angle(m, i, end))
             i = msl_behind_angle(m, i, end);
-        if (!msl_here(m, i, "::"))
+        if (!msl_here(m, i, "::") || (msl_at(m, i)->flags & (MSL_SPACED | MSL_BOL)))
             break;
         i++;
     }
@@ -340,6 +342,7 @@ bool msl_instantiation(tr *m, size_t i, size_t end, size_t *next) {
         return true;
     j = behind_type(m, j, stop);
     j = msl_skip_attributes(m, j);
+    j += msl_here(m, j, "::");
     while (msl_name_at(m, j) && msl_here(m, j + 1, "::"))
         j += 2;
     msl_instance x = {.scope = m->scope, .line = (int)msl_at(m, j)->line, .file = msl_at(m, j)->file};

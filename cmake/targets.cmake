@@ -98,7 +98,8 @@ file(GLOB sl_standin CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/standin/*.c)
 if(NOT APPLE AND NOT SLUICE_FUZZ AND SL_CPU MATCHES "x86_64|amd64|aarch64|arm64")
   add_library(metal_standin SHARED EXCLUDE_FROM_ALL ${sl_standin})
   sl_link_part(metal_standin gpu)
-  target_link_options(metal_standin PRIVATE -Wl,-Bsymbolic) # its soft device is its own, whatever the program has
+  # Its soft device is its own, whatever the program has; the threads of its queues outlast a dlclose.
+  target_link_options(metal_standin PRIVATE -Wl,-Bsymbolic -Wl,-z,nodelete)
 endif()
 
 # tests/unit/<part>/test_*.c: cmocka programs that link the part and what is below it; helpers: tests/unit/<part>/support_*.c

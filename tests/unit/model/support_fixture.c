@@ -118,7 +118,7 @@ static bool open_all(fixture *f, const fixture_options *o, sl_error *err) {
     if (!f->ops)
         return false;
     f->experts = read_experts(f->ckpt, f->model, o);
-    sl_expert_source source = {f->experts, begin, next, done, end};
+    sl_expert_source source = {.self = f->experts, .begin = begin, .next = next, .done = done, .end = end};
     sl_ops_set_experts(f->ops, &source);
     return set_up_kv(f, o, err) && sl_model_load(f->model, f->mem, f->ops, o->max_rows, o->max_rows, NULL, NULL, err);
 }

@@ -20,6 +20,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,16 +170,25 @@ def tests_of(build, file):
 
 
 def run(program, seconds):
-    try:
-        done = subprocess.run([program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds, cwd=REPO, text=True, errors="replace")
-    except subprocess.TimeoutExpired:
-        return "killed", "takes for ever"
-    if done.returncode == 0:
+    """Ends the program at its first error: what comes after says no more."""
+    with subprocess.Popen([program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=REPO, text=True, errors="replace") as p:
+        timer = threading.Timer(seconds, p.kill)
+        timer.start()
+        error = ""
+        for line in p.stdout:
+            if "ERROR" in line and "ERROR   ] ---" not in line or "[  FAILED  ]" in line or "[  ERROR   ]" in line:
+                error = line.strip()
+                p.kill()
+                break
+        p.stdout.close()
+        code = p.wait()
+        timed_out = not timer.is_alive() and not error
+        timer.cancel()
+    if error and COMPILE_ERROR.search(error) and "list '" not in error:
+        return "invalid", error
+    if code == 0 and not error:
         return "survives", ""
-    errors = [line for line in done.stdout.splitlines() if "ERROR" in line and "ERROR   ] ---" not in line] or done.stdout.splitlines()[-1:] or [""]
-    if COMPILE_ERROR.search(errors[0]) and "list '" not in errors[0]:
-        return "invalid", errors[0]
-    return "killed", errors[0]
+    return "killed", error or ("takes for ever" if timed_out else f"ends with {code}")
 
 
 def judge(build, m, seconds):

@@ -69,6 +69,8 @@ static const char *name_fault(const soft_worker *w) {
     case SIGTRAP:
         return "a place that cannot be reached (undefined behaviour)";
     default:
+        if (w->fault.misaligned)
+            return "access to an address that is not aligned for its type, or wild";
         return w->fault.address - low < SOFT_GUARD ? "stack overflow: a thread's variables take more than 112 KiB"
                                                    : "access to an address that is not mapped";
     }
@@ -128,6 +130,7 @@ SOFT_ON_FIBER static void on_signal(int number, siginfo_t *info, void *context) 
                 w->fault.signal = number;
                 w->fault.address = (uintptr_t)info->si_addr;
                 w->fault.pc = pc;
+                w->fault.misaligned = number == SIGBUS || (number == SIGSEGV && info->si_code == SI_KERNEL);
                 w->fault.thread = index;
                 atomic_store(&w->stop, atomic_load(&w->serial));
             }

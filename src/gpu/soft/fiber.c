@@ -93,12 +93,24 @@ static bool map_region(soft_worker *w, sl_error *err) {
     return true;
 }
 
+/* Threadgroup memory with nothing mapped around it: an index that is far off faults instead of writing elsewhere. */
+static uint8_t *map_arena(void) {
+    size_t size = SOFT_ARENA + 2 * (size_t)SOFT_AROUND;
+    uint8_t *p = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return NULL;
+    if (mprotect(p + SOFT_AROUND, SOFT_ARENA, PROT_READ | PROT_WRITE) == 0)
+        return p + SOFT_AROUND;
+    munmap(p, size);
+    return NULL;
+}
+
 bool soft_worker_open(soft_worker *w, soft_device *d, int index, sl_error *err) {
     w->device = d;
     w->index = index;
     if (!map_region(w, err))
         return false;
-    w->arena = aligned_alloc(SOFT_PAGE, SOFT_ARENA);
+    w->arena = map_arena();
     w->alternate = malloc(SOFT_STACK);
     if (d->checking)
         w->variable = calloc(SOFT_MAX_VARIABLES, sizeof *w->variable);
@@ -119,7 +131,8 @@ bool soft_worker_open(soft_worker *w, soft_device *d, int index, sl_error *err) 
 void soft_worker_close(soft_worker *w) {
     if (w->mapping)
         munmap(w->mapping, SOFT_REGION);
-    free(w->arena);
+    if (w->arena)
+        munmap(w->arena - SOFT_AROUND, SOFT_ARENA + 2 * (size_t)SOFT_AROUND);
     free(w->alternate);
     free(w->variable);
 }

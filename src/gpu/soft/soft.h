@@ -27,6 +27,7 @@ enum {
     SOFT_REGION = 256 << 20,  /* a worker's state and stacks; aligned to its size */
     SOFT_HEADER_STACKS = 4,   /* stacks' room at the region's start, which holds soft_region */
     SOFT_GUARD = 16 << 10,    /* a page on every system */
+    SOFT_AROUND = 1 << 20,    /* bytes without a mapping around what a kernel may touch */
     SOFT_ARENA = 256 << 10,   /* threadgroup memory with red zones */
     SOFT_RED_ZONE = 64,       /* bytes between threadgroup variables (checking mode) */
     SOFT_MAX_VARIABLES = 512, /* of threadgroup memory in one group */
@@ -118,6 +119,7 @@ struct soft_worker {
     volatile bool on_fiber;
     struct {
         int signal; /* 0: none */
+        bool misaligned;
         uintptr_t address, pc;
         uint32_t thread;
     } fault;

@@ -11,18 +11,16 @@
 #define MAP_NORESERVE 0
 #endif
 
-#define AROUND (1u << 20) /* bytes without a mapping on both sides */
-
 static bool map_window(soft_window *w, int fd, uint64_t offset, uint64_t length, sl_error *err) {
     uint64_t first = offset / SOFT_GUARD * SOFT_GUARD, span = sl_round_up(offset - first + length, SOFT_GUARD);
-    w->mapped = span + 2 * (size_t)AROUND;
+    w->mapped = span + 2 * (size_t)SOFT_AROUND;
     w->mapping = mmap(NULL, w->mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (w->mapping == MAP_FAILED) {
         w->mapping = NULL;
         return sl_fail_errno(err, SL_ERR_MEMORY, errno, "soft: a window of %llu bytes", (unsigned long long)length);
     }
     int flags = MAP_FIXED | (fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS);
-    uint8_t *at = (uint8_t *)w->mapping + AROUND;
+    uint8_t *at = (uint8_t *)w->mapping + SOFT_AROUND;
     if (mmap(at, span, PROT_READ | PROT_WRITE, flags, fd, fd >= 0 ? (off_t)first : 0) == MAP_FAILED)
         return sl_fail_errno(err, SL_ERR_MEMORY, errno, "soft: a window of %llu bytes", (unsigned long long)length);
     w->begin = (uintptr_t)at + (uintptr_t)(offset - first);

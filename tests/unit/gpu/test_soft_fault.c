@@ -17,7 +17,10 @@ typedef struct crash {
 static const crash crashes[] = {
     {"KERNEL {\n  if (G->position[0] == 2 && T->index == 5)\n    *(volatile int *)8 = 1;\n}\n",
      "k: t.metal:3: access to an address that is not mapped (thread (5,0,0) of threadgroup (2,0,0))", 64},
-#if defined(__x86_64__) /* elsewhere a division by zero is zero */
+#if defined(__x86_64__)
+    {"KERNEL {\n  *(double *)(0x123456789abcdefull << 8) = 1;\n}\n",
+     "k: t.metal:2: access to an address that is not aligned", 1},
+    /* elsewhere a division by zero is zero */
     {"KERNEL {\n  volatile int zero = 0;\n  if (T->index == 1)\n    BUFFER(int, 0)[0] = 7 / zero;\n}\n",
      "k: t.metal:4: integer division by zero or overflow (thread (1,0,0)", 64},
 #endif

@@ -117,40 +117,32 @@ static bool is_swizzle(const msl_token *t) {
     return true;
 }
 
-static uint32_t swizzle_hash(const msl_token *t) {
-    uint32_t h = 0;
-    for (size_t i = 0; i < t->size; i++)
-        h = h * 31 + (unsigned char)t->text[i];
-    return h % 256;
+/* A read and an assignment of one member. */
+static void put_swizzle_member(tr *m, size_t i) {
+    static const char letters[] = "ABCD";
+    const msl_token *t = msl_at(m, i);
+    static const char *const forms[] = {"const auto &msl_sw() const", "auto &msl_sw()", "auto &msl_set()"};
+    for (size_t f = 0; f < SL_COUNT(forms); f++) {
+        msl_put(m, i, "template <");
+        for (size_t k = 0; k < t->size; k++)
+            sl_buf_printf(&m->out, "int %c, ", letters[k]);
+        sl_buf_puts(&m->out, "::msl_unit::metal::enable_if_t<");
+        for (size_t k = 0; k < t->size; k++)
+            sl_buf_printf(&m->out, "%s%c == %d", k ? " && " : "", letters[k], component(t->text[k]) % 4);
+        sl_buf_printf(&m->out, ", int> = 0> MSL_FN %s { return %.*s; }", forms[f], (int)t->size, t->text);
+    }
 }
 
-/* A member `float2 xy;` of the source's own struct is no swizzle. body: its `{`. */
-static void find_members(tr *m, size_t body) {
-    for (size_t k = body + 1; k < m->match[body]; k = msl_behind(m, k)) {
-        static const char *const ends[] = {";", ",", "[", "=", ":", NULL};
+/* `float2 xy;` of the source's own struct: `s.xy` is written as a swizzle all the same, since tokens do not tell what s
+ * is; so the struct answers to it. */
+void msl_put_swizzle_members(tr *m, size_t body) {
+    static const char *const ends[] = {";", ",", "[", "=", NULL};
+    for (size_t k = body + 1; k < m->match[body] && !m->out_muted; k = msl_behind(m, k)) {
         const msl_token *t = msl_at(m, k), *before = t - 1;
         bool declared = before->kind == MSL_NAME || msl_is(before, ">") || msl_is(before, "*") || msl_is(before, ",");
         if (is_swizzle(t) && declared && msl_among(t + 1, ends))
-            m->swizzle_members[swizzle_hash(t) / 32] |= 1u << (swizzle_hash(t) % 32);
+            put_swizzle_member(m, k);
     }
-}
-
-void msl_find_swizzle_members(tr *m) {
-    static const char *const words[] = {"struct", "union", "class", NULL}, *const stops[] = {";", "(", ")",
-                                                                                             "=", "{", NULL};
-    for (size_t i = 0; i + 1 < m->tokens.count; i++) {
-        if (!msl_among(msl_at(m, i), words))
-            continue;
-        size_t j = i + 1;
-        while (j + 1 < m->tokens.count && j - i < 64 && !msl_among(msl_at(m, j), stops))
-            j++;
-        if (msl_here(m, j, "{"))
-            find_members(m, j);
-    }
-}
-
-static bool is_member(const tr *m, const msl_token *t) {
-    return m->swizzle_members[swizzle_hash(t) / 32] >> (swizzle_hash(t) % 32) & 1;
 }
 
 static bool assigns(const tr *m, size_t i) {
@@ -161,7 +153,7 @@ static bool assigns(const tr *m, size_t i) {
 
 static bool at_swizzle(const tr *m, size_t i) {
     return i && is_swizzle(msl_at(m, i)) && (msl_here(m, i - 1, ".") || msl_here(m, i - 1, "->")) &&
-           !msl_here(m, i + 1, "(") && !is_member(m, msl_at(m, i));
+           !msl_here(m, i + 1, "(");
 }
 
 static void put_swizzle(tr *m, size_t i) {
@@ -193,8 +185,25 @@ static void put_constant(tr *m, size_t i) {
         sl_buf_puts(&m->out, "const");
 }
 
+/* A use of a position of namespace scope. */
+static bool put_position(tr *m, size_t i) {
+    if (!m->has_positions || (i && (msl_here(m, i - 1, ".") || msl_here(m, i - 1, "->") || msl_here(m, i - 1, "::"))))
+        return false;
+    const msl_symbol *s = msl_lookup(m, msl_at(m, i));
+    if (!s || s->kind != MSL_SYMBOL_POSITION)
+        return false;
+    msl_range type = msl_trim(m, s->range);
+    sl_buf_puts(&m->out, "((");
+    for (size_t k = type.begin; k < type.end; k++)
+        sl_buf_printf(&m->out, "%.*s ", (int)msl_at(m, k)->size, msl_at(m, k)->text);
+    sl_buf_printf(&m->out, ")MSL_%s)", s->position);
+    return true;
+}
+
 static void put_name(tr *m, size_t i) {
     const msl_token *t = msl_at(m, i);
+    if (put_position(m, i))
+        return;
     if (msl_is(t, "constant")) {
         put_constant(m, i);
     } else if (erased(t)) {

@@ -79,14 +79,20 @@ static bool set_slot(tr *m, msl_parameter *p, msl_range argument) {
     return true;
 }
 
-static bool set_position(tr *m, msl_parameter *p, size_t begin, size_t end) {
+const char *msl_position_in(const tr *m, size_t begin, size_t end) {
     msl_range none;
     for (int i = 0; positions[i]; i++)
-        if (msl_find_attribute(m, begin, end, positions[i], &none)) {
-            p->kind = MSL_PARAMETER_POSITION;
-            p->position = positions[i];
-            return true;
-        }
+        if (msl_find_attribute(m, begin, end, positions[i], &none))
+            return positions[i];
+    return NULL;
+}
+
+static bool set_position(tr *m, msl_parameter *p, size_t begin, size_t end) {
+    p->position = msl_position_in(m, begin, end);
+    if (p->position) {
+        p->kind = MSL_PARAMETER_POSITION;
+        return true;
+    }
     for (size_t i = begin; i < end; i++)
         if (msl_attribute_at(m, i))
             return msl_error_at(&m->s, msl_at(m, i), "attribute [[%.*s]] of a kernel's parameter is not supported",

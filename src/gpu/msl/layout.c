@@ -29,12 +29,13 @@ const msl_symbol *msl_lookup(const tr *m, const msl_token *name) {
 bool msl_declare(tr *m, const msl_symbol *symbol) {
     msl_symbol *known = find(m, &symbol->name);
     if (known) { /* a refused name that is declared otherwise too is usable */
-        bool replaces = known->kind == MSL_SYMBOL_REFUSED && symbol->kind != MSL_SYMBOL_REFUSED;
+        bool provisional = known->kind == MSL_SYMBOL_REFUSED || known->kind == MSL_SYMBOL_FORWARD;
+        bool replaces = provisional && known->kind != symbol->kind && symbol->kind != MSL_SYMBOL_FORWARD;
         msl_symbol *next = known->next;
         if (replaces) {
             *known = *symbol;
             known->next = next;
-        } else if (symbol->kind != MSL_SYMBOL_REFUSED) {
+        } else if (symbol->kind != MSL_SYMBOL_REFUSED && symbol->kind != MSL_SYMBOL_FORWARD) {
             known->twice |= known->kind != symbol->kind || !msl_range_same(m, known->range, symbol->range) ||
                             known->offset != symbol->offset;
         }

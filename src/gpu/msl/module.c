@@ -62,7 +62,6 @@ static bool translate(tr *m, const char *source, size_t n) {
     m->scopes[0] = "";
     m->scope_count = m->scope_capacity = 1;
     m->out_muted = m->target == MSL_TABLE;
-    msl_find_swizzle_members(m);
     msl_find_halves(m);
     begin_unit(m);
     m->out_file = -1;

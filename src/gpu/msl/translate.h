@@ -18,7 +18,9 @@ typedef enum msl_symbol_kind {
     MSL_SYMBOL_TYPE,
     MSL_SYMBOL_STRUCT,
     MSL_SYMBOL_VALUE,
-    MSL_SYMBOL_REFUSED
+    MSL_SYMBOL_REFUSED,
+    MSL_SYMBOL_POSITION, /* `uint gid [[thread_position_in_grid]];` at namespace scope; type: its type */
+    MSL_SYMBOL_FORWARD   /* a struct of which only the name is known so far */
 } msl_symbol_kind;
 
 typedef struct msl_symbol {
@@ -28,6 +30,7 @@ typedef struct msl_symbol {
     msl_range
         range; /* type: what it stands for; struct: its body; value: its initialiser; refused: the reason's token */
     msl_range parameters;         /* of its template */
+    const char *position;         /* attribute of a position */
     int64_t offset;               /* value: added to the initialiser's (enumerators) */
     bool packed, is_union, twice; /* twice: declared again with another meaning */
     uint32_t align;               /* of alignas; 0: its members' */
@@ -117,6 +120,7 @@ struct msl_module {
     sl_buf out;
     uint32_t out_line;
     int out_file;
+    bool has_positions;         /* of namespace scope */
     bool out_muted, has_halves; /* has_halves: 16-bit floats occur */
     int out_joined, arm_depth;  /* > 0: copying out of place, no line is noted; nesting of `?:` */
     size_t out_at;              /* size of out where the current line began */
@@ -135,8 +139,7 @@ struct msl_module {
     size_t late_count, late_capacity;
     msl_refusal *refused;
     size_t refused_count, refused_capacity;
-    int sites;                   /* of threadgroup storage */
-    uint32_t swizzle_members[8]; /* swizzle names that are members of the source's structs: bits by hash */
+    int sites; /* of threadgroup storage */
 
     msl_kernel *kernels;
     size_t kernel_count;
@@ -173,7 +176,8 @@ msl_range msl_trim(const tr *m, msl_range r); /* without const, volatile and add
 void msl_put(tr *m, size_t at, const char *fmt, ...) SL_PRINTF(3, 4);
 void msl_put_line(tr *m, uint32_t line, int file);
 bool msl_emit(tr *m, size_t begin, size_t end);
-void msl_find_swizzle_members(tr *m);
+/* Members of the struct with its body at `{` that are called as swizzles are: what answers `.MSL_SW(0, 1)` for them. */
+void msl_put_swizzle_members(tr *m, size_t body);
 void msl_find_halves(tr *m);
 
 /* ---- the walk ---------------------------------------------------------------------------------------------------- */
@@ -191,6 +195,8 @@ bool msl_is_late(const tr *m, msl_range r);
 bool msl_kernel_at(const tr *m, size_t i, size_t *name);
 bool msl_kernel_function(tr *m, msl_range head, size_t i, size_t end, size_t *next);
 bool msl_instantiation(tr *m, size_t i, size_t end, size_t *next);
+/* Name of the position attribute among the attributes of [begin, end); NULL: none. */
+const char *msl_position_in(const tr *m, size_t begin, size_t end);
 
 /* ---- refuse.c ---------------------------------------------------------------------------------------------------- */
 

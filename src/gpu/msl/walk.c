@@ -215,8 +215,10 @@ static bool record(tr *m, const walk *w, msl_range head, size_t i, size_t name, 
     m->record_at = open;
     bool qualified = name > record_name(m, i); /* `metal::x`, whose namespace is open */
     bool ok = msl_emit(m, i, qualified ? i + 1 : open + 1) && (!qualified || msl_emit(m, name, open + 1)) &&
-              msl_walk(m, open + 1, m->match[open], text, w->depth + 1) && msl_emit(m, m->match[open], end);
+              msl_walk(m, open + 1, m->match[open], text, w->depth + 1);
     m->record_at = outer;
+    msl_put_swizzle_members(m, open);
+    ok = ok && msl_emit(m, m->match[open], end);
     return ok;
 }
 
@@ -253,10 +255,30 @@ static bool graphics_function(const tr *m, size_t i, size_t end, size_t *next) {
     return true;
 }
 
+/* A position at namespace scope: every use of its name asks for it. */
+static bool position(tr *m, size_t i, size_t stop, bool *found) {
+    size_t name = i;
+    while (name < stop && !msl_attribute_at(m, name))
+        name++;
+    const char *what = name > i + 1 && name < stop ? msl_position_in(m, name, stop) : NULL;
+    *found = what != NULL;
+    if (!what)
+        return true;
+    msl_symbol s = {
+        .name = *msl_at(m, name - 1), .kind = MSL_SYMBOL_POSITION, .range = {i, name - 1}, .position = what};
+    m->has_positions = true;
+    return msl_declare(m, &s);
+}
+
 /* A variable or member: copied. */
 static bool variable(tr *m, msl_range head, size_t i, size_t end, size_t *next) {
     size_t at, stop = behind_semicolon(m, i, end);
+    bool found = false;
     *next = stop;
+    if (!m->record_at && !position(m, i, stop, &found))
+        return false;
+    if (found)
+        return true;
     if (msl_refused_in(m, i, stop, &at)) {
         size_t name = stop >= 2 ? stop - 2 : i;
         for (size_t k = i; k + 1 < stop; k++)
@@ -297,7 +319,13 @@ static bool statement(tr *m, const walk *w, msl_range head, size_t i, size_t *ne
     }
     if (msl_refused_in(m, i, *next, &at))
         return true;
-    return msl_emit(m, head.begin, head.end) && msl_emit(m, i, *next);
+    size_t open = msl_here(m, i, "typedef") && is_record_word(m, i + 1) ? record_body(m, i + 1, *next) : *next;
+    if (open >= *next)
+        return msl_emit(m, head.begin, head.end) && msl_emit(m, i, *next);
+    if (!msl_emit(m, i, m->match[open]))
+        return false;
+    msl_put_swizzle_members(m, open);
+    return msl_emit(m, m->match[open], *next);
 }
 
 /* Behind a template's head, if there is one; kernels come before plain functions. */
@@ -334,6 +362,11 @@ static bool declaration(tr *m, const walk *w, msl_range head, size_t i, size_t *
             msl_put(m, *next - 1, "}");
         }
         return true;
+    }
+    if (is_record_word(m, k) && (name = record_name(m, k)) && msl_here(m, name + 1, ";")) {
+        msl_symbol s = {.name = *msl_at(m, name), .kind = MSL_SYMBOL_FORWARD};
+        if (!msl_declare(m, &s))
+            return false;
     }
     if (is_record_word(m, k) || msl_here(m, k, "friend"))
         return variable(m, head, i, w->end, next);

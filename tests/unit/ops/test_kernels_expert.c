@@ -26,8 +26,8 @@ typedef struct expert_case {
     const kernel_variant *v;
     int64_t out, cols;
     int32_t rows, top_k;
-    bool gate_up; /* else: down */
-    bool aborted;
+    bool gate_up;          /* else: down */
+    bool aborted, invalid; /* invalid: the first and the last pair chose what is no expert */
     float magnitude;
 } expert_case;
 
@@ -36,6 +36,10 @@ static void choose(rng *r, const expert_case *c, int32_t *chosen) {
         int32_t first = (i + rng_below(r, 2)) % (EXPERTS - c->top_k + 1);
         for (int32_t j = 0; j < c->top_k; j++)
             chosen[i * c->top_k + j] = first + j;
+    }
+    if (c->invalid) {
+        chosen[0] = EXPERTS;
+        chosen[c->rows * c->top_k - 1] = -1;
     }
 }
 
@@ -107,7 +111,8 @@ static void run_experts(rng *r, const expert_case *c) {
                                    .slabs = true});
     double worst = 0;
     for (int32_t p = 0; p < n + c->top_k; p++) {
-        bool computed = p < n && chosen[p] != ABSENT && !c->aborted;
+        bool there = p < n && chosen[p] >= 0 && chosen[p] < EXPERTS && chosen[p] != ABSENT;
+        bool computed = there && !c->aborted;
         const float *got = y + p * c->out;
         if (p < n)
             assert_int_equal(done[p], computed && !c->gate_up);
@@ -146,8 +151,14 @@ static void every_format_is_float64s(void **state) {
 
 static void an_aborted_step_computes_nothing(void **state) {
     rng r = {seed + 1};
-    run_experts(&r, &(expert_case){&variants[3], 9, 64, 2, 2, false, true, 1});
-    run_experts(&r, &(expert_case){&variants[3], 9, 64, 2, 2, true, true, 1});
+    run_experts(&r, &(expert_case){&variants[3], 9, 64, 2, 2, false, true, false, 1});
+    run_experts(&r, &(expert_case){&variants[3], 9, 64, 2, 2, true, true, false, 1});
+}
+
+static void what_is_no_expert_is_left_alone(void **state) {
+    rng r = {seed + 2};
+    run_experts(&r, &(expert_case){&variants[3], 9, 64, 3, 1, false, false, true, 1});
+    run_experts(&r, &(expert_case){&variants[3], 9, 64, 3, 1, true, false, true, 1});
 }
 
 int main(void) {
@@ -159,6 +170,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_format_is_float64s),
         cmocka_unit_test(an_aborted_step_computes_nothing),
+        cmocka_unit_test(what_is_no_expert_is_left_alone),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     kernels_close(&k);

@@ -26,6 +26,15 @@ static void load(void) {
 }
 #endif
 
+bool metal_has_stand_in(void) {
+#ifdef SL_METAL_STANDIN
+    return true;
+#else
+    print_message("SKIP: no stand-in for Metal on this system\n");
+    return false;
+#endif
+}
+
 int metal_reset(void **state) {
 #ifdef SL_METAL_STANDIN
     if (!library)
@@ -37,15 +46,13 @@ int metal_reset(void **state) {
     memcpy(&reset, &found, sizeof reset);
     reset();
     metal->record = true;
-    return 0;
-#else
-    print_message("SKIP: no stand-in for Metal on this system\n");
-    skip();
-    return 1;
 #endif
+    return 0;
 }
 
 int metal_left_clean(void **state) {
+    if (!metal)
+        return 0;
     if (metal->violations)
         fail_msg("%ld rules were broken, the last: %s", metal->violations, metal->violation);
     assert_int_equal(metal->nil_messages, 0);

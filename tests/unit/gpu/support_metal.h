@@ -11,11 +11,17 @@
 
 #include <cmocka.h>
 
-/* A cmocka set-up: loads the stand-in, points the device at it and resets both. Skips where there is none. */
+/* False, and says so, where these tests cannot run: on a Mac there is Metal itself, which no test injects faults into.
+ */
+bool metal_has_stand_in(void);
+enum { METAL_SKIPPED = 77 };
+
+/* A cmocka set-up: loads the stand-in, points the device at it and resets both. Where there is none the device is
+ * Metal itself. */
 int metal_reset(void **state);
 /* A tear-down: nothing is alive, no rule was broken, nothing was sent to nil. */
 int metal_left_clean(void **state);
-extern standin_control *metal; /* of the loaded stand-in */
+extern standin_control *metal; /* of the loaded stand-in; NULL: there is none */
 /* A function of the stand-in; converts to any pointer to a function by memcpy. */
 void *metal_symbol(const char *name);
 

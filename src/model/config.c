@@ -136,6 +136,20 @@ static bool unsupported(const config_source *s, config_key key, const char *expe
     return false;
 }
 
+/* layer_types of transformers 5: each layer looks at the whole context. */
+static bool check_layer_types(const config_source *s, sl_error *err) {
+    config_key key = {"layer_types", NULL};
+    json_t *list = s->json ? json_object_get(s->json, key.hf) : NULL, *v;
+    size_t k;
+    if (list && !json_is_null(list) && !json_is_array(list))
+        return config_wrong(s, NULL, key, "a list of kinds of attention", err);
+    json_array_foreach(list, k, v) {
+        if (!json_is_string(v) || strcmp(json_string_value(v), "full_attention") != 0)
+            return unsupported(s, key, "full_attention for each layer (no other is supported)", err);
+    }
+    return true;
+}
+
 static bool check_supported(const config_source *s, sl_error *err) {
     for (size_t i = 0; i < SL_COUNT(plain); i++) {
         bool flag = false, found = false;
@@ -209,9 +223,10 @@ bool model_read_config(sl_model *m, sl_error *err) {
     config_source s;
     int64_t vocab = 0;
     bool found;
-    bool ok = config_source_open(&s, m->ckpt, err) && find_arch(m, &s, err) && read_fields(m, &s, err) &&
-              derive(m, &s, err) && check_supported(&s, err) && read_flags(m, &s, err) && read_eps(m, &s, err) &&
-              config_read_rope(m, &s, err) && read_dense_layers(m, &s, err) &&
+    bool ok = config_source_open(&s, m->ckpt, err) && find_arch(m, &s, err) && config_check_aliases(&s, err) &&
+              read_fields(m, &s, err) && derive(m, &s, err) && check_supported(&s, err) && check_layer_types(&s, err) &&
+              read_flags(m, &s, err) && read_eps(m, &s, err) && config_read_rope(m, &s, err) &&
+              read_dense_layers(m, &s, err) &&
               config_integer(&s, (config_key){"vocab_size", NULL}, 1, INT32_MAX, &vocab, &found, err);
     m->config.vocab = (int32_t)vocab; /* GGUF: known when the embedding is found */
     config_source_free(&s);

@@ -26,10 +26,37 @@ void config_source_free(config_source *s) {
 /* ---- what is there ------------------------------------------------------------------------------------------------
  */
 
+/* Second spellings of fields at config.json's top: transformers 5 writes some fields under the name that it uses for
+ * all architectures. */
+static const struct { const char *name, *other; } aliases[] = {{"num_experts", "num_local_experts"}};
+
+static json_t *json_set(const json_t *object, const char *name) {
+    json_t *v = json_object_get(object, name);
+    return json_is_null(v) ? NULL : v;
+}
+
+/* The name under which the file has a field: its own, unless only an alias is there. */
+static const char *hf_name(const config_source *s, const json_t *object, const char *name) {
+    for (size_t i = 0; !object && i < SL_COUNT(aliases); i++)
+        if (strcmp(name, aliases[i].name) == 0 && !json_set(s->json, name) && json_set(s->json, aliases[i].other))
+            return aliases[i].other;
+    return name;
+}
+
 /* NULL: absent. */
 static json_t *json_field(const config_source *s, json_t *object, config_key key) {
-    json_t *v = key.hf ? json_object_get(object ? object : s->json, key.hf) : NULL;
-    return json_is_null(v) ? NULL : v;
+    return key.hf ? json_set(object ? object : s->json, hf_name(s, object, key.hf)) : NULL;
+}
+
+bool config_check_aliases(const config_source *s, sl_error *err) {
+    for (size_t i = 0; s->json && i < SL_COUNT(aliases); i++) {
+        json_t *v = json_set(s->json, aliases[i].name), *other = json_set(s->json, aliases[i].other);
+        char expected[128];
+        snprintf(expected, sizeof expected, "the same as field %s", aliases[i].name);
+        if (v && other && !json_equal(v, other))
+            return config_wrong(s, NULL, (config_key){aliases[i].other, NULL}, expected, err);
+    }
+    return true;
 }
 
 static void gguf_key(const config_source *s, config_key key, char out[KEY_BYTES]) {
@@ -84,7 +111,7 @@ bool config_wrong(const config_source *s, json_t *object, config_key key, const 
     else
         show_gguf(s, key, found);
     return sl_fail(err, SL_ERR_FORMAT, "%s: field %s%s is %s, %s expected", s->file, s->prefix,
-                   s->json ? key.hf : key.gguf, found, expected);
+                   s->json ? hf_name(s, object, key.hf) : key.gguf, found, expected);
 }
 
 bool config_missing(const config_source *s, config_key key, sl_error *err) {

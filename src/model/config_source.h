@@ -17,10 +17,14 @@ typedef struct config_source {
 bool config_source_open(config_source *s, const sl_ckpt *c, sl_error *err);
 void config_source_free(config_source *s);
 
-/* A field's two names. hf NULL or gguf NULL: that kind of checkpoint has no such field. */
+/* A field's two names. hf NULL or gguf NULL: that kind of checkpoint has no such field. A field of config.json that is
+ * there only under an alias (a table in config_source.c) is found by its name too. */
 typedef struct config_key {
     const char *hf, *gguf;
 } config_key;
+
+/* Two spellings of one field that disagree are an error. */
+bool config_check_aliases(const config_source *s, sl_error *err);
 
 /* Fails with "FILE: field NAME is FOUND, EXPECTED expected". object: where the field is (NULL: config.json's top). */
 bool config_wrong(const config_source *s, json_t *object, config_key key, const char *expected, sl_error *err);

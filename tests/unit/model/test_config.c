@@ -77,6 +77,8 @@ static const field_case cases[] = {
     {"qwen3_moe", "num_experts", "65537", SL_ERR_FORMAT, "num_experts is 65537"},
     {"qwen3_moe", "num_experts", "65536", SL_ERR_FORMAT, "mlp.gate.weight|8x64|65536x64"},
     {"qwen3_moe", "num_experts", "7", SL_ERR_FORMAT, "mlp.gate.weight|8x64|7x64"},
+    {"qwen3_moe", "num_local_experts", "8", SL_OK, NULL}, /* beside num_experts, which says the same */
+    {"qwen3_moe", "num_local_experts", "7", SL_ERR_FORMAT, "num_local_experts is 7, the same as field num_experts"},
     {"qwen3_moe", "num_experts_per_tok", NULL, SL_ERR_FORMAT, "num_experts_per_tok is missing"},
     {"qwen3_moe", "num_experts_per_tok", "0", SL_ERR_FORMAT, "num_experts_per_tok is 0"},
     {"qwen3_moe", "num_experts_per_tok", "9", SL_ERR_FORMAT, "9 experts per token, at most the 8 experts"},
@@ -104,6 +106,10 @@ static const field_case cases[] = {
     {ALL, "mlp_bias", "true", SL_ERR_UNSUPPORTED, "mlp_bias is true, false"},
     {ALL, "mlp_bias", "0", SL_ERR_FORMAT, "mlp_bias is 0, true or false"},
     {"qwen3_moe", "use_sliding_window", "true", SL_ERR_UNSUPPORTED, "use_sliding_window is true, false"},
+    {"qwen2_moe", "layer_types", "[\"full_attention\",\"full_attention\"]", SL_OK, NULL},
+    {"qwen2_moe", "layer_types", "[\"sliding_attention\",\"full_attention\"]", SL_ERR_UNSUPPORTED,
+     "layer_types is [\"sliding_attention\",|full_attention for each layer"},
+    {"qwen2_moe", "layer_types", "\"full_attention\"", SL_ERR_FORMAT, "layer_types is \"full_attention\", a list"},
     {ALL, "attention_bias", "true", SL_ERR_FORMAT, "self_attn.q_proj.bias\" is missing"},
     {ALL, "attention_bias", "\"no\"", SL_ERR_FORMAT, "attention_bias is \"no\", true or false"},
     {"qwen2_moe", "qkv_bias", "false", SL_ERR_UNSUPPORTED, "self_attn.q_proj.bias has no place"},
@@ -192,6 +198,22 @@ static void fields_of_config_json(void **state) {
         edit *e = edit_open(cases[i].base);
         edit_config(e, cases[i].field, cases[i].json);
         check_open(edit_write(e), cases[i].code, cases[i].message);
+        edit_close(e);
+    }
+}
+
+static void experts_counted_under_the_name_of_transformers_5(void **state) {
+    static const char *const bases[] = {"qwen2_moe", "qwen3_moe"};
+    for (size_t i = 0; i < SL_COUNT(bases); i++) {
+        edit *e = edit_open(bases[i]);
+        json_t *n = json_incref(json_object_get(e->config, "num_experts"));
+        edit_config(e, "num_experts", NULL);
+        json_object_set_new(e->config, "num_local_experts", n);
+        check_open(edit_write(e), SL_OK, NULL);
+        edit_config(e, "num_experts", "null");
+        check_open(edit_write(e), SL_OK, NULL);
+        edit_config(e, "num_local_experts", "\"8\"");
+        check_open(edit_write(e), SL_ERR_FORMAT, "field num_local_experts is \"8\", one integer");
         edit_close(e);
     }
 }
@@ -290,6 +312,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_golden_checkpoint_opens),
         cmocka_unit_test(fields_of_config_json),
+        cmocka_unit_test(experts_counted_under_the_name_of_transformers_5),
         cmocka_unit_test(long_values_are_cut),
         cmocka_unit_test(values_of_gguf_metadata),
     };

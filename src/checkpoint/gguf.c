@@ -1,5 +1,5 @@
 /* GGUF's header: "GGUF", u32 version, u64 tensors, u64 keys, the keys with typed values, the tensors' names, shapes,
- * types and offsets; then, aligned, the data. Versions 2 and 3, little-endian.
+ * types and offsets; then the data, one tensor after the other, each aligned. Versions 2 and 3, little-endian.
  *
  * Parsed from memory. Each count is checked against what the file could hold before anything is allocated for it, and
  * allocations follow the bytes at hand, so a hostile count costs nothing. */
@@ -390,7 +390,8 @@ static bool take_tensors(cursor *c, sl_gguf *g, uint64_t count) {
 /* ---- placing the data
  * -------------------------------------------------------------------------------------------------- */
 
-/* Makes offsets count from the file's beginning; each tensor must end inside the file. */
+/* Makes offsets count from the file's beginning; each tensor must end inside the file, which they cover without a gap
+ * but for the alignment. */
 static bool place_tensor(const cursor *c, const sl_gguf *g, gguf_tensor *t) {
     uint64_t begin, end;
     if (!sl_add_u64(t->offset, g->data_offset, &begin) || !sl_add_u64(begin, t->bytes, &end) || end > c->file_size) {
@@ -403,22 +404,49 @@ static bool place_tensor(const cursor *c, const sl_gguf *g, gguf_tensor *t) {
     return true;
 }
 
-static bool check_overlaps(const cursor *c, const sl_gguf *g, ckpt_span *span) {
+/* The tensor after `before` (NULL: the first) begins where that one ends, but for the padding: anything else means that
+ * a record's type, shape or offset is not what was written. */
+static bool check_follows(const cursor *c, const sl_gguf *g, const gguf_tensor *before, const gguf_tensor *t) {
+    uint64_t end = before ? before->offset + before->bytes : g->data_offset;
+    if (before && t->offset < end)
+        return sl_fail(c->err, SL_ERR_FORMAT,
+                       "%s: tensor \"%.*s\": begins at %" PRIu64 ", inside tensor \"%.*s\" that ends at %" PRIu64,
+                       c->path, shown(&t->name), t->name.p, t->offset, shown(&before->name), before->name.p, end);
+    uint64_t expected = sl_round_up(end, g->alignment);
+    if (t->offset != expected)
+        return sl_fail(c->err, SL_ERR_FORMAT,
+                       "%s: tensor \"%.*s\": begins at %" PRIu64 ", expected %" PRIu64
+                       ", where %s%.*s%s ends (a damaged type, shape or offset?)",
+                       c->path, shown(&t->name), t->name.p, t->offset, expected, before ? "tensor \"" : "the header",
+                       before ? shown(&before->name) : 0, before ? before->name.p : "", before ? "\"" : "");
+    return true;
+}
+
+/* The file ends with its last tensor, or with the padding behind it. */
+static bool check_end(const cursor *c, const sl_gguf *g, const gguf_tensor *last) {
+    uint64_t end = last->offset + last->bytes;
+    return c->file_size <= sl_round_up(end, g->alignment) ||
+           sl_fail(c->err, SL_ERR_FORMAT,
+                   "%s: tensor \"%.*s\": the last one, ends at %" PRIu64 ", but the file ends at %" PRIu64
+                   " (a damaged type or shape?)",
+                   c->path, shown(&last->name), last->name.p, end, c->file_size);
+}
+
+static bool check_cover(const cursor *c, const sl_gguf *g, ckpt_span *span) {
+    const gguf_tensor *before = NULL;
     for (size_t i = 0; i < g->tensor_count; i++) {
         const gguf_tensor *t = &g->tensors[i];
         span[i] = (ckpt_span){.begin = t->offset, .end = t->offset + t->bytes, .index = i};
     }
     ckpt_spans_sort(span, g->tensor_count);
-    for (size_t i = 1; i < g->tensor_count; i++) {
-        const gguf_tensor *a = &g->tensors[span[i - 1].index], *b = &g->tensors[span[i].index];
-        if (span[i].begin < span[i - 1].end) {
-            return sl_fail(c->err, SL_ERR_FORMAT,
-                           "%s: tensor \"%.*s\": begins at %" PRIu64 ", inside tensor \"%.*s\" that ends at %" PRIu64,
-                           c->path, shown(&b->name), b->name.p, span[i].begin, shown(&a->name), a->name.p,
-                           span[i - 1].end);
+    for (size_t i = 0; i < g->tensor_count; i++) {
+        const gguf_tensor *t = &g->tensors[span[i].index];
+        if (!check_follows(c, g, before, t)) {
+            return false;
         }
+        before = t;
     }
-    return true;
+    return !before || check_end(c, g, before);
 }
 
 static bool place_tensors(const cursor *c, sl_gguf *g) {
@@ -433,7 +461,7 @@ static bool place_tensors(const cursor *c, sl_gguf *g) {
     if (!span) {
         return sl_fail(c->err, SL_ERR_MEMORY, "%s: out of memory for %zu tensors", c->path, g->tensor_count);
     }
-    bool ok = check_overlaps(c, g, span);
+    bool ok = check_cover(c, g, span);
     free(span);
     return ok;
 }

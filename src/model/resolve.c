@@ -39,9 +39,19 @@ static bool is_vector(const sl_tensor *t, int64_t n) {
     return (t->dims == 1 && t->shape[0] == n) || (t->dims == 2 && t->shape[0] == 1 && t->shape[1] == n);
 }
 
+/* What no writer quantises: norms, biases, and in GGUF the router. Such a format is a damaged type. */
+static bool check_float(const sl_model *m, const sl_tensor *t, sl_error *err) {
+    const sl_format *f = sl_format_get(t->format);
+    return f->block_weights == 1 ||
+           sl_fail(err, SL_ERR_FORMAT, "%s: tensor %s is %s, a float format expected (a damaged type?)",
+                   model_tensor_file(m, t), t->name, f->name);
+}
+
 static bool bind_vector(sl_model *m, resident *r, int64_t n, sl_error *err) {
     if (!is_vector(r->tensor, n))
         return shape_error(m, r->tensor, 0, n, err);
+    if (!check_float(m, r->tensor, err))
+        return false;
     r->vector = true;
     r->weight.matrix = (sl_matrix){.format = SL_F32, .rows = 1, .cols = n};
     return sl_matrix_layout(&r->weight.matrix, err) || sl_fail_prefix(err, "tensor %s", r->tensor->name);
@@ -62,6 +72,9 @@ static bool bind(sl_model *m, resident *r, const expected *e, int32_t layer, sl_
     if (!r->tensor)
         return e->optional || sl_ckpt_require(m->ckpt, name, err) != NULL;
     model_mark_used(m, r->tensor);
+    bool plain = e->role == ROLE_ROUTER || e->role == ROLE_SHARED_SIGMOID;
+    if (plain && sl_ckpt_get_kind(m->ckpt) == SL_CKPT_GGUF && !check_float(m, r->tensor, err))
+        return false;
     return e->rows ? bind_matrix(m, r, e->rows, e->cols, err) : bind_vector(m, r, e->cols, err);
 }
 

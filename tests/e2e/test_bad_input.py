@@ -182,6 +182,78 @@ def test_unknown_gguf_type(refused, gguf):
     refused(*run_args(gguf), words=["token_embd.weight", "999"])
 
 
+def type_offsets(raw):
+    """Where the type of each tensor's record lies, by name."""
+    tensors, keys = struct.unpack_from("<QQ", raw, 8)
+    sizes = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+    at = 24
+
+    def text():
+        nonlocal at
+        (n,) = struct.unpack_from("<Q", raw, at)
+        at += 8 + n
+        return bytes(raw[at - n : at])
+
+    for _ in range(keys):
+        text()
+        (kind,) = struct.unpack_from("<I", raw, at)
+        at += 4
+        if kind == 9:
+            kind, n = struct.unpack_from("<IQ", raw, at)
+            at += 12
+        else:
+            n = 1
+        for _ in range(n if kind == 8 else 0):
+            text()
+        at += sizes.get(kind, 0) * n
+    found = {}
+    for _ in range(tensors):
+        name = text().decode()
+        (dims,) = struct.unpack_from("<I", raw, at)
+        found[name] = at + 4 + 8 * dims
+        at += 4 + 8 * dims + 12
+    return found
+
+
+def test_flipped_type_of_a_tensor(refused, gguf):
+    """F32 read as F16, Q4_0 as Q8_0, ...: the tensors no longer follow one another. A fluent answer would be nonsense."""
+    raw = gguf.read_bytes()
+    places = type_offsets(raw)
+    chosen = [n for n in places if n in ("token_embd.weight", "output_norm.weight", "blk.0.ffn_gate_inp.weight", "blk.1.ffn_down_exps.weight")]
+    chosen.append(max(places, key=places.get))  # the last one: the file's end gives it away
+    assert len(chosen) == 5
+    for name in chosen:
+        for other in {0, 1, 2, 8} - {raw[places[name]]}:
+            bad = bytearray(raw)
+            bad[places[name]] = other
+            gguf.write_bytes(bad)
+            refused("info", gguf, words=["model.gguf"])
+
+
+@pytest.mark.parametrize("name", ["output_norm.weight", "blk.0.ffn_gate_inp.weight"])
+def test_quantised_norm_or_router(refused, gguf, name):
+    """Whole and well placed, but of a format that no writer gives such a tensor."""
+    raw = bytearray(gguf.read_bytes())
+    places = type_offsets(raw)
+    offset = {n: struct.unpack_from("<Q", raw, at + 4)[0] for n, at in places.items()}
+    order = sorted(places, key=offset.get)
+    begin = -(-(max(places.values()) + 12) // 32) * 32
+    ends = [offset[n] for n in order[1:]] + [len(raw) - begin]
+    data, at = bytearray(), {}
+    for n, end in zip(order, ends):
+        at[n] = len(data)
+        piece = raw[begin + offset[n] : begin + end]
+        if n == name:
+            assert raw[places[n]] == 0 and len(piece) % 128 == 0  # F32, whole blocks
+            piece = bytes(len(piece) // 128 * 34)
+        data += piece + bytes(-len(piece) % 32)
+    raw[places[name]] = 8  # Q8_0
+    for n in order:
+        struct.pack_into("<Q", raw, places[n] + 4, at[n])
+    gguf.write_bytes(raw[:begin] + data)
+    refused("info", gguf, words=[name, "Q8_0", "a float format expected"])
+
+
 def test_nan_in_a_norm(refused, one):
     path = one / "model.safetensors"
     raw = bytearray(path.read_bytes())

@@ -358,11 +358,15 @@ static void bad_tensors(void **state) {
     parse_fails(&b, SL_ERR_FORMAT, "tensor \"t\": dimension of size 0", "offset 37", "");
 }
 
-static void two_tensors(sl_buf *b, const char *second, uint64_t offset) {
+static void tensors_of_types(sl_buf *b, const char *second, uint32_t one, uint32_t two, uint64_t offset, size_t bytes) {
     gguf_begin(b, 3, 2, 0);
-    gguf_info(b, "first", 0, 0, (uint64_t[]){9, 0});
-    gguf_info(b, second, 0, offset, (uint64_t[]){1, 0});
-    gguf_data(b, 32, 4096);
+    gguf_info(b, "first", one, 0, (uint64_t[]){9, 0});
+    gguf_info(b, second, two, offset, (uint64_t[]){1, 0});
+    gguf_data(b, 32, bytes);
+}
+
+static void two_tensors(sl_buf *b, const char *second, uint64_t offset) {
+    tensors_of_types(b, second, 0, 0, offset, 68);
 }
 
 static void duplicate_and_overlapping(void **state) {
@@ -375,6 +379,26 @@ static void duplicate_and_overlapping(void **state) {
     two_tensors(&b, "second", 0);
     parse_fails(&b, SL_ERR_FORMAT, "begins at 128, inside tensor", "", "");
     two_tensors(&b, "second", 64);
+    sl_gguf_free(parse_ok(&b));
+    sl_buf_free(&b);
+}
+
+/* F32 that became F16 leaves a gap behind the tensor; so does an offset that grew. The file ends with its last tensor,
+ * or with the padding behind it. */
+static void flipped_type_leaves_a_gap(void **state) {
+    sl_buf b = {0};
+    tensors_of_types(&b, "second", 1, 0, 64, 68);
+    parse_fails(&b, SL_ERR_FORMAT, "tensor \"second\": begins at 192, expected 160",
+                "where tensor \"first\" ends (a damaged type, shape or offset?)", "");
+    two_tensors(&b, "second", 96);
+    parse_fails(&b, SL_ERR_FORMAT, "tensor \"second\": 4 bytes at 128 + 96", "the file ends at 196", "");
+    tensors_of_types(&b, "second", 0, 0, 96, 128);
+    parse_fails(&b, SL_ERR_FORMAT, "tensor \"second\": begins at 224, expected 192", "", "");
+    one_tensor(&b, 0, 32, (uint64_t[]){1, 0});
+    parse_fails(&b, SL_ERR_FORMAT, "tensor \"t\": begins at 96, expected 64, where the header ends", "", "");
+    tensors_of_types(&b, "second", 0, 0, 64, 97);
+    parse_fails(&b, SL_ERR_FORMAT, "tensor \"second\": the last one, ends at 196, but the file ends at 225", "", "");
+    tensors_of_types(&b, "second", 0, 0, 64, 96);
     sl_gguf_free(parse_ok(&b));
     sl_buf_free(&b);
 }
@@ -498,6 +522,7 @@ int main(void) {
         cmocka_unit_test(bad_alignment),
         cmocka_unit_test(bad_tensors),
         cmocka_unit_test(duplicate_and_overlapping),
+        cmocka_unit_test(flipped_type_leaves_a_gap),
         cmocka_unit_test(hostile_name_keeps_the_line_useful),
         cmocka_unit_test(open_from_disk),
         cmocka_unit_test(long_header),

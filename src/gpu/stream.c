@@ -168,22 +168,24 @@ static void finish(gpu_stream *s, gpu_submission *sub) {
     if (!s->first)
         s->last = NULL;
     s->done = sub->ticket;
-    if (!s->failure && (sub->result.failed || awaited))
+    bool first = !s->failure && (sub->result.failed || awaited);
+    if (first)
         s->failure = make_failure(s, sub, sub->result.failed ? &sub->result.error : awaited);
     /* What ran after a failed list may have used what that did not make. */
     if (s->failure)
         mark_outputs(sub, s->failure);
     sub->failure = gpu_hold(s->failure);
+    sub->result.failed |= first;
     add_record(s, sub, s->failure);
     add_span(s, sub);
 }
 
 static void after_finish(gpu_submission *sub) {
     const sl_gpu *g = sub->o.gpu;
-    if (sub->failure) {
+    if (sub->failure)
         gpu_events_fail(sub);
+    if (sub->failure && sub->result.failed) /* not: one that only came after it */
         sl_logf(&g->log, SL_LOG_ERROR, "%s", sub->failure->error.message);
-    }
     gpu_debugf(g, 1, "list '%s' (ticket %llu) done: %.1f us", sub->list->label, (unsigned long long)sub->ticket,
                (sub->result.end - sub->result.begin) * 1e6);
     gpu_drop(sub);

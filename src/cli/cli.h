@@ -54,11 +54,11 @@ typedef struct cli_args {
     sl_log_level log_level;
     bool quiet;
     /* bench, eval, plan */
-    int warmup, prefill, repeat, window;
-    int tokens; /* -1: not given */
+    int repeat, window;
+    int warmup, prefill, tokens; /* -1: not given */
     const char *ids, *reference, *record;
     bool no_replay;
-    uint64_t reserve; /* set by a command: memory it needs itself, taken off --memory */
+    uint64_t reserve; /* set by a command: what it takes of --memory for itself */
     /* tokenize */
     bool pieces, decode, special, no_bos;
     /* synth */
@@ -114,7 +114,8 @@ typedef struct cli_command {
 
 extern const cli_command cli_commands[]; /* ends with a row whose name is NULL */
 const cli_command *cli_find_command(const char *name);
-/* The candidate nearest to a mistyped word, or NULL when none is near; next(ctx, i) gives candidates until NULL. */
+/* The candidate that a word begins, or the nearest to a mistyped one, or NULL when none is near; next(ctx, i) gives
+ * candidates until NULL. */
 const char *cli_nearest(const char *word, const char *(*next)(const void *ctx, int i), const void *ctx);
 /* i-th option of a command over all its tables; NULL past the last. */
 const cli_option *cli_option_at(const cli_command *c, int i);
@@ -195,8 +196,9 @@ sl_engine *cli_open(const cli_args *a, bool plan_only, sl_error *err);
 void cli_show_prefill(bool shown);
 void cli_get_info(const sl_engine *e, sl_engine_info *info);
 
-/* Prompt: argument, file or standard input; allocated, NUL-terminated; an empty one is an error. text may be NULL. */
-char *cli_read_prompt(const char *text, const char *file, size_t *size, sl_error *err);
+/* Prompt: argument, file or standard input; allocated, NUL-terminated; an empty one is an error. text may be NULL.
+ * chomp: one newline that ends a file or standard input is left out. */
+char *cli_read_prompt(const char *text, const char *file, bool chomp, size_t *size, sl_error *err);
 /* Whole standard input ("-") or a file, up to `limit` bytes. */
 char *cli_read_input(const char *file, uint64_t limit, size_t *size, sl_error *err);
 /* {"role": role, "content": text}; bytes that are no UTF-8 become U+FFFD. */
@@ -233,13 +235,18 @@ typedef struct cli_machine_rates {
     double memory_read; /* bytes per second, all threads */
     double disk_read;   /* bytes per second, random reads of the given size */
     bool disk_direct;   /* measured with O_DIRECT */
+    bool beyond_caches; /* memory was measured with more than the caches hold */
     uint64_t disk_bytes;
 } cli_machine_rates;
 
-double cli_measure_memory_read(int threads, sl_error *err); /* < 0: error */
-/* Random reads of `piece` bytes, `depth` at once, for about `seconds`, over the model's largest file. */
-bool cli_measure_disk_read(const char *model_path, uint64_t piece, int depth, double seconds, cli_machine_rates *out,
-                           sl_error *err);
+/* What measuring may take: what is left of a budget (0: none was asked for) and of what this process may use. */
+uint64_t cli_spare_memory(uint64_t budget);
+/* Both take at most `spare` bytes, and give them back. Fills memory_read and beyond_caches. */
+bool cli_measure_memory_read(int threads, uint64_t spare, cli_machine_rates *out, sl_error *err);
+/* Random reads of `piece` bytes (fewer where spare is), at most `depth` at once, for about `seconds`, over the model's
+ * largest file. */
+bool cli_measure_disk_read(const char *model_path, uint64_t piece, int depth, double seconds, uint64_t spare,
+                           cli_machine_rates *out, sl_error *err);
 
 /* Memory for reads that are measured, in huge pages as the engine's slabs (a read scattered over small pages takes the
  * disk more requests), touched. Freed with free. */

@@ -1,6 +1,7 @@
 /* The arithmetic of the memory budget: what must fit, what is left for experts, how large a slab should be.
  *
- *   budget >= process (code, libraries, tables, stacks) + page tables + resident weights + scratch
+ *   budget >= process (code, libraries, tables, stacks) + the caller's reserve + page tables + resident weights +
+ * scratch
  *             + slabs { KV, expert slots }
  *
  * Pure numbers in, numbers out; engine_open.c measures the input. */
@@ -14,6 +15,7 @@ enum { ENGINE_SLAB_SIZES = 11 }; /* 64 KiB << i */
 typedef struct engine_plan_input {
     uint64_t process;       /* what the process holds already, outside the budgeted allocator */
     uint64_t later;         /* what it will hold beside that: stacks, queues, small tables */
+    uint64_t reserve;       /* what the caller takes for itself */
     uint64_t resident;      /* weights */
     uint64_t scratch;       /* of a step, with logits and sampler */
     uint64_t scratch_least; /* with the smallest chunk that would be chosen; 0: as scratch */

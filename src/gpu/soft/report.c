@@ -146,7 +146,8 @@ static void write_report(const soft_job *job, const soft_report *r, char *out) {
 void soft_report_all(soft_check *c, soft_device *d) {
     char line[LINE];
     if (c->out_of_memory)
-        sl_logf(&d->base.log, SL_LOG_WARN, "%s: writes more memory than is watched: races may be missed", c->job->label);
+        sl_logf(&d->base.log, SL_LOG_WARN, "%s: writes more memory than is watched: races may be missed",
+                c->job->label);
     for (int i = 0; i < c->reports; i++) {
         write_report(c->job, &c->report[i], line);
         sl_logf(&d->base.log, SL_LOG_ERROR, "%s", line);

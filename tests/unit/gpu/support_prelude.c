@@ -14,8 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-const char *const prelude_parts[] = {"types.h",       "limits.h", "vector.h", "math.h",   "relational.h",
-                                     "integer.h",     "matrix.h", "simd.h",   "atomic.h", "simdgroup_matrix.h",
+const char *const prelude_parts[] = {"types.h",       "limits.h",   "vector.h", "math.h",   "relational.h",
+                                     "integer.h",     "matrix.h",   "simd.h",   "atomic.h", "simdgroup_matrix.h",
                                      "conditional.h", "builtins.h", "kernel.h", NULL};
 
 static void append_text(sl_buf *unit, const char *name) {

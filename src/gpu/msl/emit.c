@@ -435,11 +435,48 @@ void msl_find_halves(tr *m) {
     }
 }
 
+/* `name[n] = {[0 ... n - 1] = v}` at the `=`, which nvcc does not know: an assignment to each. *next == i: something
+ * else. */
+static bool put_filled_array(tr *m, size_t i, size_t end, size_t *next) {
+    size_t open = i + 1, bracket = i + 2, name = i;
+    *next = i;
+    if (!msl_here(m, open, "{") || !msl_here(m, bracket, "[") || msl_attribute_at(m, bracket) || m->match[open] >= end)
+        return true;
+    size_t value = msl_behind(m, bracket), dots = bracket + 1;
+    while (dots < value && !msl_here(m, dots, "..."))
+        dots++;
+    if (dots == value || !msl_here(m, value, "=") || !msl_here(m, m->match[open] + 1, ";"))
+        return true;
+    while (name > 1 && msl_here(m, name - 1, "]"))
+        name = m->match[name - 1];
+    if (name == i || !msl_name_at(m, --name))
+        return true;
+    msl_put(m, i, "; for (auto &msl_each : %.*s) msl_each =", (int)msl_at(m, name)->size, msl_at(m, name)->text);
+    *next = msl_behind(m, open);
+    return msl_emit(m, value + 1, msl_piece_end(m, value + 1, m->match[open]));
+}
+
+/* `_Atomic T` and `_Atomic(T)` at i. */
+static size_t put_atomic(tr *m, size_t i) {
+    if (!msl_here(m, i, "_Atomic"))
+        return i;
+    bool list = msl_here(m, i + 1, "(");
+    const msl_token *t = msl_at(m, i + (list ? 2 : 1));
+    if (t->kind != MSL_NAME || (list && m->match[i + 1] != i + 3))
+        return i;
+    msl_put(m, i, "::msl_unit::metal::atomic<%.*s>", (int)t->size, t->text);
+    return i + (list ? 4 : 2);
+}
+
 bool msl_emit(tr *m, size_t begin, size_t end) {
     for (size_t i = begin; i < end;) {
         size_t next = attribute_end(m, i);
         if (next == i && !m->out_muted)
             next = put_is_defined(m, i);
+        if (next == i && !m->out_muted)
+            next = put_atomic(m, i);
+        if (next == i && !m->out_muted && msl_here(m, i, "=") && !put_filled_array(m, i, end, &next))
+            return false;
         if (next == i && !m->out_muted && m->has_halves && msl_here(m, i, "?") && !put_conditional(m, i, end, &next))
             return false;
         if (next == i && !m->out_muted && msl_here(m, i, "=") && !put_fill(m, i, end, &next))

@@ -72,29 +72,30 @@ template <typename F> inline float unit_dot_fma(thread const typename F::unit &q
     return add4(low + high);
 }
 
-// acc[r] = row (row0 + r) of w times x, the same in every lane.
-template <typename F, int R, bool FMA>
-inline void dot_rows(thread float *acc, thread const weights &w, uint row0, device const float *x, uint lane) {
-    weight_row rows[R];
+// acc[m * R + r] = row (row0 + r) of w[m] times x, the same in every lane; M matrices of one shape share the loads of
+// x.
+template <typename F, int R, int M, bool FMA>
+inline void dot_rows(thread float *acc, thread const weights *w, uint row0, device const float *x, uint lane) {
+    weight_row rows[M * R];
 #pragma unroll
-    for (int r = 0; r < R; r++) {
-        rows[r] = row_at(w, row0 + r);
-        acc[r] = 0.0f;
+    for (int i = 0; i < M * R; i++) {
+        rows[i] = row_at(w[i / R], row0 + uint(i % R));
+        acc[i] = 0.0f;
     }
-    uint units = unit_count(w);
+    uint units = unit_count(w[0]);
     for (uint u = lane; u < units; u += SL_SIMD) {
         x_unit xu;
-        load_x<F>(xu, x, u, w.cols);
+        load_x<F>(xu, x, u, w[0].cols);
 #pragma unroll
-        for (int r = 0; r < R; r++) {
+        for (int i = 0; i < M * R; i++) {
             typename F::unit q;
-            F::load(q, rows[r], u, w);
-            acc[r] += FMA ? unit_dot_fma<F>(q, xu) : unit_dot<F>(q, xu);
+            F::load(q, rows[i], u, w[0]);
+            acc[i] += FMA ? unit_dot_fma<F>(q, xu) : unit_dot<F>(q, xu);
         }
     }
 #pragma unroll
-    for (int r = 0; r < R; r++)
-        acc[r] = simd_sum(acc[r]);
+    for (int i = 0; i < M * R; i++)
+        acc[i] = simd_sum(acc[i]);
 }
 
 // Lane r's value of acc.

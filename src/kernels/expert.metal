@@ -45,17 +45,16 @@ expert_gate_up(constant sl_expert_args &a [[buffer(0)]], device const ulong *tab
     if (pair >= step_rows(step) * a.top_k || row >= a.w.rows || step_aborted(step))
         return;
     const slab_list<slab_pointer> slabs = SL_SLABS;
-    weights gate, up;
-    if (!expert_weights(gate, a, table, chosen[pair], 0, slabs) ||
-        !expert_weights(up, a, table, chosen[pair], 1, slabs))
+    weights w[2];
+    if (!expert_weights(w[0], a, table, chosen[pair], 0, slabs) ||
+        !expert_weights(w[1], a, table, chosen[pair], 1, slabs))
         return;
-    device const float *xr = x + ulong(pair / a.top_k) * a.x_stride;
-    float g[DOT_ROWS], u[DOT_ROWS];
-    dot_rows<F, DOT_ROWS, false>(g, gate, row, xr, lane);
-    dot_rows<F, DOT_ROWS, false>(u, up, row, xr, lane);
+    float acc[2 * DOT_ROWS];
+    dot_rows<F, DOT_ROWS, 2, false>(acc, w, row, x + ulong(pair / a.top_k) * a.x_stride, lane);
     uint out = row + lane;
     if (lane < DOT_ROWS && out < a.w.rows)
-        h[ulong(pair) * a.y_stride + out] = silu(pick_row<DOT_ROWS>(g, lane)) * pick_row<DOT_ROWS>(u, lane);
+        h[ulong(pair) * a.y_stride + out] =
+            silu(pick_row<DOT_ROWS>(acc, lane)) * pick_row<DOT_ROWS>(acc + DOT_ROWS, lane);
 }
 
 template <typename F>
@@ -73,7 +72,7 @@ expert_matvec(constant sl_expert_args &a [[buffer(0)]], device const ulong *tabl
     if (!expert_weights(w, a, table, chosen[pair], a.projection, slabs))
         return;
     float acc[DOT_ROWS];
-    dot_rows<F, DOT_ROWS, false>(acc, w, row, x + ulong(a.per_pair ? pair : pair / a.top_k) * a.x_stride, lane);
+    dot_rows<F, DOT_ROWS, 1, false>(acc, &w, row, x + ulong(a.per_pair ? pair : pair / a.top_k) * a.x_stride, lane);
     uint out = row + lane;
     if (lane < DOT_ROWS && out < a.w.rows)
         y[ulong(pair) * a.y_stride + out] = pick_row<DOT_ROWS>(acc, lane);

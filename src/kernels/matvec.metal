@@ -25,7 +25,7 @@ inline void matvec_body(constant sl_matvec_args &a, device const uchar *codes, d
         return;
     weights w = make_weights(a.w, codes, scales, biases);
     float acc[DOT_ROWS];
-    dot_rows<F, DOT_ROWS, FMA>(acc, w, row, x + ulong(group.y) * a.x_stride, lane);
+    dot_rows<F, DOT_ROWS, 1, FMA>(acc, &w, row, x + ulong(group.y) * a.x_stride, lane);
     uint out = row + lane;
     if (lane >= DOT_ROWS || out >= w.rows)
         return;
@@ -69,14 +69,13 @@ gate_up(constant sl_matvec_args &a [[buffer(0)]], device const uchar *codes [[bu
     uint row = group.x * SL_MATVEC_ROWS + simd * DOT_ROWS;
     if (group.y >= step_rows(step) || row >= a.w.rows)
         return;
-    weights gate = make_weights(a.w, codes, scales, biases), up = make_weights(a.w, up_codes, up_scales, up_biases);
-    device const float *xr = x + ulong(group.y) * a.x_stride;
-    float g[DOT_ROWS], u[DOT_ROWS];
-    dot_rows<F, DOT_ROWS, false>(g, gate, row, xr, lane);
-    dot_rows<F, DOT_ROWS, false>(u, up, row, xr, lane);
+    weights w[2] = {make_weights(a.w, codes, scales, biases), make_weights(a.w, up_codes, up_scales, up_biases)};
+    float acc[2 * DOT_ROWS];
+    dot_rows<F, DOT_ROWS, 2, false>(acc, w, row, x + ulong(group.y) * a.x_stride, lane);
     uint out = row + lane;
     if (lane < DOT_ROWS && out < a.w.rows)
-        h[ulong(group.y) * a.y_stride + out] = silu(pick_row<DOT_ROWS>(g, lane)) * pick_row<DOT_ROWS>(u, lane);
+        h[ulong(group.y) * a.y_stride + out] =
+            silu(pick_row<DOT_ROWS>(acc, lane)) * pick_row<DOT_ROWS>(acc + DOT_ROWS, lane);
 }
 
 #define X(format, align)                                                                                               \

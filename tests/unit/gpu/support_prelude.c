@@ -196,6 +196,65 @@ void prelude_unload(void *library) {
     dlclose(library);
 }
 
+/* ---- NVRTC ------------------------------------------------------------------------------------------------------- */
+
+typedef struct nvrtc {
+    int (*create)(void **program, const char *source, const char *name, int headers, const char *const *texts,
+                  const char *const *names);
+    int (*compile)(void *program, int count, const char *const *options);
+    int (*log_size)(void *program, size_t *size);
+    int (*log)(void *program, char *text);
+    int (*destroy)(void **program);
+} nvrtc;
+
+static bool load_nvrtc(nvrtc *n) {
+    static const char *const names[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so",
+                                        "/usr/local/cuda/lib64/libnvrtc.so"};
+    void *library = NULL;
+    for (size_t i = 0; !library && i < SL_COUNT(names); i++)
+        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+        return false;
+    *(void **)&n->create = prelude_function(library, "nvrtcCreateProgram");
+    *(void **)&n->compile = prelude_function(library, "nvrtcCompileProgram");
+    *(void **)&n->log_size = prelude_function(library, "nvrtcGetProgramLogSize");
+    *(void **)&n->log = prelude_function(library, "nvrtcGetProgramLog");
+    *(void **)&n->destroy = prelude_function(library, "nvrtcDestroyProgram");
+    return true;
+}
+
+bool prelude_compile_cuda(const char *unit, const char *name, bool syntax) {
+    static const char *const options[] = {"-arch=sm_90", "-std=c++17",     "-default-device",
+                                          "-fmad=false", "-device-int128", "-fdevice-syntax-only"};
+    nvrtc n;
+    if (!load_nvrtc(&n)) {
+        printf("SKIP: no NVRTC here: %s is not compiled for sm_90\n", name);
+        return false;
+    }
+    void *program;
+    size_t size = 0;
+    assert_int_equal(n.create(&program, unit, name, 0, NULL, NULL), 0);
+    int rc = n.compile(program, (int)SL_COUNT(options) - !syntax, options);
+    char *text = n.log_size(program, &size) == 0 ? calloc(1, size + 1) : NULL;
+    if (text)
+        n.log(program, text);
+    n.destroy(&program);
+    if (rc)
+        fail_msg("%s does not compile for sm_90: %.1500s", name, text ? text : "");
+    free(text);
+    return true;
+}
+
+bool prelude_compile_cuda_body(const char *body, const char *name) {
+    sl_buf unit = {0};
+    prelude_begin(&unit, true);
+    sl_buf_puts(&unit, body);
+    sl_buf_puts(&unit, "\nMSL_USER_END\n");
+    bool there = prelude_compile_cuda(unit.data, name, false);
+    sl_buf_free(&unit);
+    return there;
+}
+
 /* ---- random ------------------------------------------------------------------------------------------------------ */
 
 uint64_t prelude_random(void) {

@@ -19,6 +19,12 @@ void *prelude_load(const char *body);
 void *prelude_function(void *library, const char *name);
 void prelude_unload(void *library);
 
+/* Compiles for sm_90 with NVRTC; syntax: its front end only. A unit that does not compile fails the test with the
+ * compiler's first lines. False: no NVRTC here (said loudly). */
+bool prelude_compile_cuda(const char *unit, const char *name, bool syntax);
+/* The same of a body behind the prelude. */
+bool prelude_compile_cuda_body(const char *body, const char *name);
+
 /* Runs f(arg) once per lane of `lanes` (bits) at the same time; lane l returns from the kernel early, before any
  * SIMD-group function, where f says so. */
 void prelude_run_lanes(void (*f)(void *), void *arg, uint32_t lanes);

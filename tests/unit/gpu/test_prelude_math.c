@@ -152,11 +152,11 @@ static const char template_text[] =
     "as<float4>(space::__VA_ARGS__); } }\n";
 
 static void *library;
+static sl_buf body;
 
 static int build(void **state) {
     (void)state;
     static const char *const calls[] = {"", "(a)", "(a, b)", "(a, b, c)"};
-    sl_buf body = {0};
     sl_buf_puts(&body, template_text);
     for (size_t i = 0; i < SL_COUNT(functions); i++)
         for (int s = 0; s < 3; s++) {
@@ -165,7 +165,6 @@ static int build(void **state) {
                           calls[functions[i].arity]);
         }
     library = prelude_load(body.data);
-    sl_buf_free(&body);
     return 0;
 }
 
@@ -301,11 +300,20 @@ static void test_functions_of_bfloats(void **state) {
         bfloats(&functions[i]);
 }
 
+static void test_all_of_it_compiles_for_sm_90(void **state) {
+    (void)state;
+    bool there = prelude_compile_cuda_body(body.data, "math");
+    sl_buf_free(&body);
+    if (!there)
+        skip();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_functions_of_floats),
         cmocka_unit_test(test_functions_of_halves),
         cmocka_unit_test(test_functions_of_bfloats),
+        cmocka_unit_test(test_all_of_it_compiles_for_sm_90),
     };
     return cmocka_run_group_tests(tests, build, NULL);
 }

@@ -410,6 +410,12 @@ static void test_atomics(void **state) {
     assert_int_equal(one(), 0);
 }
 
+static void test_all_of_it_compiles_for_sm_90(void **state) {
+    (void)state;
+    if (!prelude_compile_cuda_body(body, "simd"))
+        skip();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_simd_functions_of_a_full_group),
@@ -417,6 +423,7 @@ int main(void) {
         cmocka_unit_test(test_simd_functions_after_lanes_have_returned),
         cmocka_unit_test(test_matrices),
         cmocka_unit_test(test_atomics),
+        cmocka_unit_test(test_all_of_it_compiles_for_sm_90),
     };
     return cmocka_run_group_tests(tests, build, NULL);
 }

@@ -413,6 +413,12 @@ static void test_integers(void **state) {
     }
 }
 
+static void test_all_of_it_compiles_for_sm_90(void **state) {
+    (void)state;
+    if (!prelude_compile_cuda_body(body, "types"))
+        skip();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_halves_become_floats),
@@ -423,6 +429,7 @@ int main(void) {
         cmocka_unit_test(test_matrices),
         cmocka_unit_test(test_as_type),
         cmocka_unit_test(test_integers),
+        cmocka_unit_test(test_all_of_it_compiles_for_sm_90),
     };
     return cmocka_run_group_tests(tests, build, NULL);
 }

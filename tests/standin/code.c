@@ -60,6 +60,13 @@ const char *code_source(const code *c) {
     return c->source;
 }
 
+size_t code_constants(const code *c, const char *kernel) {
+    size_t n = strcmp(kernel, "constants") == 0 && !c->module ? 8 : 0;
+    if (c->module)
+        msl_module_constants(c->module, &n);
+    return n < CONSTANTS ? n : CONSTANTS;
+}
+
 entry *entry_new(code *c, const char *name, const constant_value *constants, char *message, size_t size) {
     entry *e = calloc(1, sizeof *e);
     if (!e)

@@ -129,6 +129,9 @@ void code_free(code *c);
 size_t code_count(const code *c);
 const char *code_name(const code *c, size_t i);
 const char *code_source(const code *c);
+/* How many function constants a kernel has (of a source for the soft device: those of the source), at most CONSTANTS.
+ */
+size_t code_constants(const code *c, const char *kernel);
 /* constants: [CONSTANTS] */
 entry *entry_new(code *c, const char *name, const constant_value *constants, char *message, size_t size);
 void entry_free(entry *e);

@@ -21,6 +21,7 @@ typedef struct function {
     object base;
     library *library; /* held */
     char *name;
+    bool specialised;
     constant_value constants[CONSTANTS];
 } function;
 
@@ -165,22 +166,46 @@ static void function_gone(object *o) {
     free(f->name);
 }
 
-static object *library_function(library *l, selector s, object *name, values *v, object **error) {
-    if (!name || !v || v->base.isa != values_class) {
-        violate("newFunctionWithName:constantValues: without a name or values");
-        return NULL;
-    }
+static function *find_function(library *l, const object *name) {
     for (size_t i = 0; i < code_count(l->code); i++)
         if (strcmp(code_name(l->code, i), string_text(name)) == 0) {
             function *f = (function *)make_object(function_class);
             f->library = (library *)retain_object(&l->base);
             f->name = sl_strdup(string_text(name));
-            memcpy(f->constants, v->constants, sizeof f->constants);
-            return &f->base;
+            return f;
         }
-    if (error)
-        *error = NULL; /* as Metal does for some names */
     return NULL;
+}
+
+static object *library_function(library *l, selector s, object *name) {
+    if (name)
+        return (object *)find_function(l, name);
+    violate("newFunctionWithName: without a name");
+    return NULL;
+}
+
+static object *library_specialised(library *l, selector s, object *name, values *v, object **error) {
+    if (!name || !v || v->base.isa != values_class) {
+        violate("newFunctionWithName:constantValues: without a name or values");
+        return NULL;
+    }
+    if (fault_wanted(&control.fail_function, error))
+        return NULL;
+    function *f = find_function(l, name);
+    if (f) {
+        f->specialised = true;
+        memcpy(f->constants, v->constants, sizeof f->constants);
+    }
+    return (object *)f;
+}
+
+/* Of a dictionary only the count is asked for. */
+static object *function_constants(function *f, selector s) {
+    object *items[CONSTANTS];
+    size_t n = code_constants(f->library->code, f->name);
+    for (size_t i = 0; i < n; i++)
+        items[i] = &f->base;
+    return autorelease_object(make_array(items, n));
 }
 
 /* ---- pipelines
@@ -253,6 +278,11 @@ static object *device_pipeline(object *o, selector s, descriptor *d, uinteger fl
         violate("a pipeline of a descriptor without a function");
         return NULL;
     }
+    function *f = (function *)d->function;
+    if (!f->specialised && code_constants(f->library->code, f->name)) {
+        violate("a pipeline of a function whose constants were not set");
+        return NULL;
+    }
     bool known = in_archives(d);
     if (!known && (flags & 4)) {
         set_error(error, "MTLBinaryArchiveDomain", 2, "not in the archive");
@@ -260,7 +290,6 @@ static object *device_pipeline(object *o, selector s, descriptor *d, uinteger fl
     }
     if (fault_wanted(&control.fail_pipeline, error))
         return NULL;
-    function *f = (function *)d->function;
     entry *e = entry_new(f->library->code, f->name, f->constants, message, sizeof message);
     if (!e) {
         set_error(error, "AGXMetalG14X", 3, message);
@@ -370,13 +399,16 @@ static void register_compile(void) {
                                                 {"setMathFloatingPointFunctions:", options_functions},
                                                 {"setFastMathEnabled:", options_fast_math},
                                                 {0}};
-    static const method_row library_methods[] = {
-        {"functionNames", library_names}, {"newFunctionWithName:constantValues:error:", library_function}, {0}};
+    static const method_row library_methods[] = {{"functionNames", library_names},
+                                                 {"newFunctionWithName:", library_function},
+                                                 {"newFunctionWithName:constantValues:error:", library_specialised},
+                                                 {0}};
     options_class = make_class("MTLCompileOptions", sizeof(options), NULL);
     add_methods(options_class, option_methods);
     library_class = make_class("MTLLibrary", sizeof(library), library_gone);
     add_methods(library_class, library_methods);
     function_class = make_class("MTLFunction", sizeof(function), function_gone);
+    add_methods(function_class, (const method_row[]){{"functionConstantsDictionary", function_constants}, {0}});
     values_class = make_class("MTLFunctionConstantValues", sizeof(values), NULL);
     add_methods(values_class, (const method_row[]){{"setConstantValue:type:atIndex:", values_set}, {0}});
 }

@@ -49,7 +49,7 @@ typedef struct standin_control {
 
     /* faults; each is used up by the first call it meets */
     standin_nil nil;
-    standin_fault fail_list, fail_pipeline, fail_library, fail_archive;
+    standin_fault fail_list, fail_pipeline, fail_library, fail_function, fail_archive;
     bool hang;           /* committed lists do not begin while it is set */
     bool service_broken; /* the compiler service answers with no library */
 

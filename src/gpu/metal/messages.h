@@ -110,7 +110,9 @@ METAL_PROTOTYPE(void, v_orc, metal_id, metal_range, uint8_t);
     X(v_i, setMathFloatingPointFunctions, "setMathFloatingPointFunctions:")                                            \
     X(v_b, setFastMathEnabled, "setFastMathEnabled:")                                                                  \
     X(o, functionNames, "functionNames")                                                                               \
-    X(o_ooE, newFunction, "newFunctionWithName:constantValues:error:")                                                 \
+    X(o_o, newFunction, "newFunctionWithName:")                                                                        \
+    X(o, functionConstantsDictionary, "functionConstantsDictionary")                                                   \
+    X(o_ooE, newSpecialised, "newFunctionWithName:constantValues:error:")                                              \
     X(v_puu, setConstantValue, "setConstantValue:type:atIndex:")                                                       \
     /* pipeline */                                                                                                     \
     X(v_o, setComputeFunction, "setComputeFunction:")                                                                  \

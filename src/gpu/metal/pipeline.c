@@ -78,33 +78,43 @@ static void list_names(const metal_api *api, metal_id library, sl_buf *out) {
         sl_buf_puts(out, "nothing");
 }
 
-static void fail_function(const metal_api *api, metal_id library, const char *name, metal_id error, sl_error *err) {
+static void fail_function(const metal_api *api, metal_id library, const char *name, sl_error *err) {
     sl_buf names = {0};
     list_names(api, library, &names);
-    if (error)
-        metal_fail(api, err, SL_ERR_ARGUMENT, error, "kernel %s", name);
-    else
-        sl_fail(err, SL_ERR_ARGUMENT, "kernel %s is not in the library, which has %s", name,
-                names.data ? names.data : "others");
+    sl_fail(err, SL_ERR_ARGUMENT, "kernel %s is not in the library, which has %s", name,
+            names.data ? names.data : "others");
     sl_buf_free(&names);
 }
 
-/* Always by way of constant values: an entry that has constants, though all optional, is refused without. Owned. */
-static metal_id new_function(const metal_api *api, metal_id library, const char *name, const sl_gpu_constant *constants,
-                             size_t count, sl_error *err) {
-    metal_id error = NULL, string = metal_string(api, name);
-    metal_id values = METAL_SEND(api, new_, api->cls.MTLFunctionConstantValues);
-    if (!string || !values) {
-        metal_release(api, values);
+/* The function with its constants set; owned. */
+static metal_id specialise(const metal_api *api, metal_id library, const char *name, const sl_gpu_constant *constants,
+                           size_t count, sl_error *err) {
+    metal_id error = NULL, values = METAL_SEND(api, new_, api->cls.MTLFunctionConstantValues);
+    if (!values)
         return sl_fail_null(err, SL_ERR_MEMORY, "kernel %s: Metal gives no constant values", name);
-    }
     for (size_t i = 0; i < count; i++)
         set_constant(api, values, &constants[i]);
-    metal_id function = METAL_SEND(api, newFunction, library, string, values, &error);
+    metal_id function = METAL_SEND(api, newSpecialised, library, metal_string(api, name), values, &error);
     metal_release(api, values);
     if (!function)
-        fail_function(api, library, name, error, err);
+        metal_fail(api, err, SL_ERR_ARGUMENT, error, "kernel %s", name);
     return function;
+}
+
+/* Owned. A function that has constants must be specialised, though all of them are optional and none is given. */
+static metal_id new_function(const metal_api *api, metal_id library, const char *name, const sl_gpu_constant *constants,
+                             size_t count, sl_error *err) {
+    metal_id string = metal_string(api, name);
+    metal_id function = string ? METAL_SEND(api, newFunction, library, string) : NULL;
+    if (!function) {
+        fail_function(api, library, name, err);
+        return NULL;
+    }
+    metal_id has = METAL_SEND(api, functionConstantsDictionary, function);
+    if (count == 0 && (!has || METAL_SEND(api, count, has) == 0))
+        return function;
+    metal_release(api, function);
+    return specialise(api, library, name, constants, count, err);
 }
 
 /* ---- pipeline ---------------------------------------------------------------------------------------------------- */

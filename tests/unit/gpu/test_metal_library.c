@@ -317,6 +317,10 @@ static void a_pipeline_that_cannot_be_is_an_error(void **state) {
     assert_int_equal(err.code, SL_ERR_COMPILE);
     assert_string_equal(err.message, "kernel move: no pipeline: AGXMetalG14X 3 (unknown code): Compiler encountered "
                                      "XPC_ERROR_CONNECTION_INVALID");
+    metal->fail_function = (standin_fault){"MTLLibraryErrorDomain", 3, "function constant is missing"};
+    assert_null(metal_pipeline(r.d, r.library, "constants", NULL, &err));
+    assert_string_equal(err.message, "kernel constants: MTLLibraryErrorDomain 3 (compile failure): function constant "
+                                     "is missing");
     metal->pipeline_width = 0;
     assert_null(metal_pipeline(r.d, r.library, "move", NULL, &err));
     assert_int_equal(err.code, SL_ERR_DEVICE);

@@ -20,7 +20,7 @@ static metal_id device, library, queue, buffer, fence;
 
 static metal_id new_function(const char *name) {
     metal_id error = NULL, values = SEND(new_, api.cls.MTLFunctionConstantValues);
-    metal_id function = SEND(newFunction, library, metal_string(&api, name), values, &error);
+    metal_id function = SEND(newSpecialised, library, metal_string(&api, name), values, &error);
     SEND(release, values);
     return function;
 }
@@ -240,8 +240,15 @@ static void pipelines_and_libraries(void **state) {
     expect_broken("a descriptor without a function");
     assert_null(SEND(newLibraryWithSource, device, NULL, NULL, &error));
     expect_broken("without a source");
-    assert_null(SEND(newFunction, library, NULL, NULL, &error));
+    assert_null(SEND(newSpecialised, library, NULL, NULL, &error));
     expect_broken("without a name or values");
+    assert_null(SEND(newFunction, library, NULL));
+    expect_broken("newFunctionWithName: without a name");
+    metal_id bare = SEND(newFunction, library, metal_string(&api, "constants"));
+    SEND(setComputeFunction, d, bare);
+    assert_null(SEND(newPipeline, device, d, 0, NULL, &error));
+    expect_broken("a function whose constants were not set");
+    SEND(release, bare);
     metal_id values = SEND(new_, api.cls.MTLFunctionConstantValues);
     SEND(setConstantValue, values, "x", 1, 0);
     expect_broken("setConstantValue: 0 of type 1");

@@ -94,24 +94,39 @@ bool msl_function_body(const tr *m, size_t i, size_t end, size_t *body) {
 
 /* ---- signatures -------------------------------------------------------------------------------------------------- */
 
+/* The name of the parameter in [i, stop), which ends before its default; stop: it has none. */
+static size_t parameter_name(const tr *m, size_t i, size_t stop) {
+    size_t names = 0, name = stop;
+    bool pointer = false;
+    for (size_t k = i; k < stop; k++) {
+        const msl_token *t = msl_at(m, k);
+        pointer |= msl_is(t, "*") || msl_is(t, "&") || msl_is(t, "&&");
+        if (t->kind != MSL_NAME || msl_is_address_space(t) || msl_is(t, "const") || msl_is(t, "volatile"))
+            continue;
+        names++;
+        bool last = k + 1 == stop || msl_here(m, k + 1, "[") || msl_attribute_at(m, k + 1) || msl_here(m, k + 1, ")");
+        if (last && (names > 1 || pointer))
+            name = k;
+    }
+    return name;
+}
+
+/* Where a parameter's default begins, or its end. */
+static size_t before_default(const tr *m, size_t i, size_t end) {
+    while (i < end && !msl_here(m, i, "="))
+        i = msl_behind(m, i);
+    return i < end ? i : end;
+}
+
 /* One parameter without address space, name and default: `device const T *p` and `constant T *q` are both `const T*`.
  */
 static void parameter_key(const tr *m, size_t i, size_t end, sl_buf *key) {
-    size_t stop = i, names = 0, name = end;
-    for (stop = i; stop < end && !msl_here(m, stop, "="); stop = msl_behind(m, stop))
-        ;
+    size_t stop = before_default(m, i, end), name = parameter_name(m, i, stop);
     bool constant = false, pointer = false;
     for (size_t k = i; k < stop; k++) {
         const msl_token *t = msl_at(m, k);
-        if (msl_is(t, "*") || msl_is(t, "&") || msl_is(t, "&&"))
-            pointer = true;
-        if (!pointer && (msl_is(t, "const") || msl_is(t, "constant")))
-            constant = true;
-        if (t->kind == MSL_NAME && !msl_is_address_space(t) && !msl_is(t, "const") && !msl_is(t, "volatile")) {
-            names++;
-            if (k + 1 == stop || msl_here(m, k + 1, "[") || msl_attribute_at(m, k + 1) || msl_here(m, k + 1, ")"))
-                name = names > 1 || pointer ? k : name;
-        }
+        pointer |= msl_is(t, "*") || msl_is(t, "&") || msl_is(t, "&&");
+        constant |= !pointer && (msl_is(t, "const") || msl_is(t, "constant"));
     }
     sl_buf_puts(key, constant && pointer ? "const " : "");
     bool behind = false;
@@ -206,14 +221,34 @@ static msl_signature *find_signature(tr *m, const sl_buf *key) {
     return s;
 }
 
+enum { NAMES = 16 };
+
+/* The body's text, where parameters are called by their number. */
+static void body_text(const tr *m, const function *f, sl_buf *out) {
+    const msl_token *names[NAMES];
+    size_t count = 0, from = f->close + 1;
+    for (size_t i = f->open + 1; i < f->close && count < NAMES; i = msl_piece_end(m, i, f->close) + 1) {
+        size_t stop = before_default(m, i, msl_piece_end(m, i, f->close)), name = parameter_name(m, i, stop);
+        names[count++] = name < stop ? msl_at(m, name) : NULL;
+    }
+    while (from < f->body && !msl_here(m, from, ":"))
+        from++;
+    for (size_t i = from; i < f->end; i++) {
+        size_t k = 0;
+        while (k < count && !(names[k] && msl_same(names[k], msl_at(m, i))))
+            k++;
+        if (k < count)
+            sl_buf_printf(out, "#%zu ", k);
+        else
+            erased_text(m, i, i + 1, out);
+    }
+}
+
 /* *keep: this is the first of its signature. */
 static bool first_of_its_kind(tr *m, const function *f, bool *keep) {
     sl_buf key = {0}, body = {0};
     bool defines = msl_here(m, f->body, "{");
-    size_t from = f->close + 1;
-    while (from < f->body && !msl_here(m, from, ":"))
-        from++;
-    erased_text(m, from, f->end, &body);
+    body_text(m, f, &body);
     msl_signature *s = function_key(m, f, &key) && !body.failed ? find_signature(m, &key) : NULL;
     uint64_t hash = body.data ? hash_text(&body) : 1;
     sl_buf_free(&key);

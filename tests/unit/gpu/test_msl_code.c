@@ -1,0 +1,200 @@
+/* The translator's code: that it says what the source said, and that clang++ takes it, and nvcc where there is one. */
+#include "gpu/msl/msl.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char *translate(const char *name, const char *text, msl_target target) {
+    msl_options o = {.name = name, .target = target};
+    sl_error err = {0};
+    msl_module *m = msl_translate(text, strlen(text), &o, &err);
+    if (!m)
+        fail_msg("%s", err.message);
+    char *code = sl_strdup(msl_module_code(m, NULL));
+    msl_module_free(m);
+    return code;
+}
+
+/* The unit's user part with white space made single, holds `expected`. */
+static void check(const char *text, const char *expected) {
+    char *code = translate("t.metal", text, MSL_SOFT),
+         *user = strstr(code, "\nnamespace msl_unit {\nusing namespace metal;\n");
+    assert_non_null(user);
+    char *to = user;
+    for (char *p = user; *p; p++)
+        if (!strchr(" \n", *p) || (to > user && to[-1] != ' '))
+            *to++ = *p == '\n' ? ' ' : *p;
+    *to = 0;
+    if (!strstr(user, expected))
+        fail_msg("%s\nbecame %s\nwhich lacks %s", text, user, expected);
+    free(code);
+}
+
+static void literals_are_float_half_and_bfloat(void **state) {
+    (void)state;
+    check("float f() { return 1.0 + 1e-3 + .5 + 2.f + 3 + 0x1p3 + 0x1f + 1u; }",
+          "return 1.0f + 1e-3f + .5f + 2.f + 3 + 0x1p3f + 0x1f + 1u ;");
+    check("half f() { return 1.0h + 2h + 1.5H; }", "return half(1.0f) + half(2.0f) + half(1.5f) ;");
+    check("bfloat f() { return 1.5bf; }", "return bfloat(1.5f) ;");
+}
+
+static void swizzles_are_read_and_assigned(void **state) {
+    (void)state;
+    check(
+        "void f(float4 v) { v.xy = v.wz; v.rgb *= 2; p->xyz; v.x = s.f(); }",
+        "v . MSL_SW_SET(0,1) = v . MSL_SW(3,2) ; v . MSL_SW_SET(0,1,2) *= 2 ; p -> MSL_SW(0,1,2) ; v . x = s . f ( )");
+    check("struct S { float2 xy; };", "enable_if_t<A == 0 && B == 1, int> = 0> MSL_FN auto &msl_set() { return xy; }");
+}
+
+static void address_spaces_are_erased_and_overloads_kept_once(void **state) {
+    (void)state;
+    check("void f(device const float *a, constant int *b, threadgroup char *c, thread uint &d) {}",
+          "MSL_FN void f ( const float * a , const int * b , char * c , uint & d ) { }");
+    check("int g(device int *p) { return *p; } int g(threadgroup int *q) { return *q; } int h();",
+          "MSL_FN int g ( int * p ) { return * p ; }");
+    check("struct S { int f() const device { return 1; } int f() const thread { return 1; } int g; };",
+          "struct S { MSL_FN int f ( ) const { return 1 ; } int g ; } ;");
+    check("struct S { S(int a) thread : x(a) {} S(int a) constant : x(a) {} int x; };",
+          "struct S { MSL_FN S ( int a ) : x ( a ) { } int x ; } ;");
+}
+
+static void threadgroup_storage_is_declared_in_bodies(void **state) {
+    (void)state;
+    check("kernel void f(device int *o) { threadgroup vec<float, 4> a[2][N], b; threadgroup int *p = o; }",
+          "typedef vec < float , 4 > msl_tg_0; MSL_THREADGROUP_ARRAY(0, msl_tg_0, a, [( 2 )] [( N )] , 1); "
+          "MSL_THREADGROUP_VAR(1, msl_tg_0, b , 1); int * p = o ; }");
+}
+
+static void pragmas_and_attributes(void **state) {
+    (void)state;
+    check(
+        "void f() {\n#pragma unroll\nfor (;;) {}\n#pragma unroll(4)\nfor (;;) {}\n_Pragma(\"clang loop unroll(full)\") "
+        "for (;;) {}\n#pragma clang loop unroll(disable)\nfor (;;) {}\n#pragma METAL fp contract(off)\n}",
+        "_Pragma(\"unroll\") for ( ; ; ) { } _Pragma(\"unroll 4\") for ( ; ; ) { } _Pragma(\"unroll\") for ( ; ; ) { } "
+        "_Pragma(\"unroll 1\") for ( ; ; ) { } }");
+}
+
+static void reserved_and_global_names(void **state) {
+    (void)state;
+    check("int msl_x; int f(int MSL_FN) { return ::g(::metal::h) + a::b; }",
+          "int user_msl_x ; MSL_FN int f ( int user_MSL_FN ) { return ::msl_unit:: g ( ::msl_unit:: metal :: h ) + a "
+          ":: b ;");
+}
+
+/* ---- compilers --------------------------------------------------------------------------------------------------- */
+
+static char *read_source(const char *name) {
+    char *path = sl_asprintf("%s/tests/unit/gpu/msl/%s", SL_SOURCE_DIR, name);
+    sl_error err = {0};
+    char *text = sl_read_text(path, 1 << 20, NULL, &err);
+    if (!text)
+        fail_msg("%s", err.message);
+    free(path);
+    return text;
+}
+
+/* What `compiler` says of code, in a file of that suffix; *status: its exit status. */
+static char *compile(const char *compiler, const char *suffix, const char *code, int *status) {
+    char *path = sl_asprintf("/tmp/sl_msl_code_%d%s", (int)getpid(), suffix);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(code, f);
+    assert_int_equal(fclose(f), 0);
+    char *command = sl_asprintf("%s %s 2>&1", compiler, path);
+    FILE *p = popen(command, "r");
+    assert_non_null(p);
+    sl_buf out = {0};
+    char part[4096];
+    size_t n;
+    while ((n = fread(part, 1, sizeof part, p)) > 0)
+        sl_buf_append(&out, part, n);
+    *status = pclose(p);
+    sl_buf_puts(&out, "");
+    unlink(path);
+    free(path);
+    free(command);
+    return sl_buf_take(&out, NULL);
+}
+
+static bool have(const char *compiler) {
+    char *command = sl_asprintf("command -v %s >/dev/null 2>&1", compiler);
+    bool found = system(command) == 0;
+    free(command);
+    if (!found)
+        printf("SKIP: no %s here: generated code is not compiled with it\n", compiler);
+    return found;
+}
+
+static const char clang[] = "clang++ -std=c++17 -fsyntax-only -ffp-contract=off -w";
+
+static void clang_takes_what_kernels_say(void **state) {
+    (void)state;
+    static const char *const names[] = {"idioms.metal", "templates.metal"};
+    for (size_t i = 0; i < SL_COUNT(names) && have("clang++"); i++) {
+        char *text = read_source(names[i]), *code = translate(names[i], text, MSL_SOFT);
+        int status;
+        char *said = compile(clang, ".cpp", code, &status);
+        if (status != 0)
+            fail_msg("%.2000s", said);
+        free(said);
+        free(code);
+        free(text);
+    }
+}
+
+static void errors_of_the_compiler_name_the_sources_line(void **state) {
+    (void)state;
+    if (!have("clang++"))
+        return;
+    char *code = translate("dir/my.metal",
+                           "#define M(x) \\\n  x\n\n/* c\n */ kernel void f(device int *a) {\n  a[0] = 1;\n"
+                           "  M(a[0] = undeclared_name;)\n}\n",
+                           MSL_SOFT);
+    int status;
+    char *said = compile(clang, ".cpp", code, &status);
+    assert_int_not_equal(status, 0);
+    if (!strstr(said, "dir/my.metal:7:"))
+        fail_msg("%.2000s", said);
+    free(said);
+    free(code);
+}
+
+static void nvcc_takes_what_kernels_say(void **state) {
+    (void)state;
+    static const char *const names[] = {"idioms.metal", "templates.metal"};
+    bool asked = getenv("SLUICE_TEST_NVCC") != NULL;
+    if (!asked)
+        printf("SKIP: nvcc is slow: set SLUICE_TEST_NVCC to compile generated code with it\n");
+    for (size_t i = 0; i < SL_COUNT(names) && asked && have("nvcc"); i++) {
+        char *text = read_source(names[i]), *code = translate(names[i], text, MSL_CUDA);
+        int status;
+        char *said = compile("nvcc -std=c++17 -arch=sm_90 --expt-relaxed-constexpr -fmad=false -w -ptx -o /dev/null",
+                             ".cu", code, &status);
+        if (status != 0)
+            fail_msg("%.2000s", said);
+        free(said);
+        free(code);
+        free(text);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(literals_are_float_half_and_bfloat),
+        cmocka_unit_test(swizzles_are_read_and_assigned),
+        cmocka_unit_test(address_spaces_are_erased_and_overloads_kept_once),
+        cmocka_unit_test(threadgroup_storage_is_declared_in_bodies),
+        cmocka_unit_test(pragmas_and_attributes),
+        cmocka_unit_test(reserved_and_global_names),
+        cmocka_unit_test(clang_takes_what_kernels_say),
+        cmocka_unit_test(errors_of_the_compiler_name_the_sources_line),
+        cmocka_unit_test(nvcc_takes_what_kernels_say),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

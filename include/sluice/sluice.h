@@ -78,6 +78,8 @@ typedef struct sl_engine_info {
     uint64_t memory;                                      /* the budget in force */
     uint64_t slots;                                       /* expert slots the budget allows */
     uint64_t dense_bytes_per_token; /* resident weights one decoded token reads: all but an embedding that is no head */
+    uint64_t kv_tokens;             /* whose KV the budget can hold at most, experts having given way */
+    uint64_t least_kv_tokens;       /* the same under the least budget */
 } sl_engine_info;
 
 /* Fills *info (info->size set by the caller). */
@@ -202,7 +204,7 @@ typedef struct sl_generate_options {
 typedef enum sl_finish {
     SL_FINISH_NONE,
     SL_FINISH_STOP /* end token or stop string */,
-    SL_FINISH_LENGTH /* max_tokens or context full */,
+    SL_FINISH_LENGTH /* max_tokens, context full, or no memory for more KV (error: SL_ERR_BUDGET) */,
     SL_FINISH_CANCELLED,
     SL_FINISH_ERROR
 } sl_finish;
@@ -224,7 +226,7 @@ typedef struct sl_event {
     char text[1024];
     size_t text_size;
     sl_finish finish; /* other than NONE: the last event */
-    sl_error error;   /* with SL_FINISH_ERROR */
+    sl_error error;   /* with SL_FINISH_ERROR; with SL_FINISH_LENGTH: SL_OK or SL_ERR_BUDGET */
     uint64_t prompt_tokens, completion_tokens;
 } sl_event;
 

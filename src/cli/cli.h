@@ -221,6 +221,8 @@ typedef struct cli_answer {
 /* Runs one request; the text goes to standard output as it comes if `stream`. False on an error (in answer->error). */
 bool cli_generate(sl_engine *e, const cli_args *a, sl_seq *seq, const int32_t *ids, size_t n, bool stream,
                   cli_answer *answer);
+/* Says so where an answer ended because the context or the memory for KV is full, and what then. */
+void cli_note_full(const cli_args *a, const cli_answer *answer, const char *then);
 void cli_answer_free(cli_answer *answer);
 const char *cli_finish_name(sl_finish f);
 

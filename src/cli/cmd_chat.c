@@ -162,8 +162,8 @@ static void end_answer(conversation *c, bool ok, const cli_answer *answer) {
         cli_report(&answer->error);
     else if (answer->finish == SL_FINISH_CANCELLED)
         cli_note("stopped");
-    else if (answer->finish == SL_FINISH_LENGTH && c->args->max_tokens == 0)
-        cli_note("the context is full; /clear begins anew (see --ctx)");
+    else
+        cli_note_full(c->args, answer, "/clear begins anew");
     if (c->args->timing)
         cli_print_figures(stderr, c->engine);
 }

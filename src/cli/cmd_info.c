@@ -4,7 +4,7 @@
 json_t *cli_info_json(const sl_engine_info *i) {
     return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s," /* path..approximation */
                      " s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i,"
-                     " s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+                     " s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
                      "path", i->path, "container", i->container, "architecture", i->architecture, "formats", i->formats,
                      "numeric", i->numeric, "isa", i->isa, "reader", i->reader, "kv_type", i->kv_type, "approximation",
                      i->approximation, //
@@ -18,7 +18,8 @@ json_t *cli_info_json(const sl_engine_info *i) {
                      "kv_bytes_per_token", (json_int_t)i->kv_bytes_per_token, "least_memory",
                      (json_int_t)i->least_memory, "suggested_memory", (json_int_t)i->suggested_memory, "full_memory",
                      (json_int_t)i->full_memory, "memory", (json_int_t)i->memory, "slots", (json_int_t)i->slots,
-                     "dense_bytes_per_token", (json_int_t)i->dense_bytes_per_token);
+                     "dense_bytes_per_token", (json_int_t)i->dense_bytes_per_token, "kv_tokens",
+                     (json_int_t)i->kv_tokens, "least_kv_tokens", (json_int_t)i->least_kv_tokens);
 }
 
 static void print_model(const sl_engine_info *i) {
@@ -39,18 +40,26 @@ static void print_model(const sl_engine_info *i) {
         printf("asked for   %s (an approximation)\n", i->approximation);
 }
 
+static int at_most(uint64_t n, int limit) {
+    return n < (uint64_t)limit ? (int)n : limit;
+}
+
 static void print_memory(const sl_engine_info *i) {
     char least[16], suggested[16], full[16], memory[16], kv[16], scratch[16];
-    printf("memory      least %s, suggested %s, full %s\n", cli_size(i->least_memory, least),
-           cli_size(i->suggested_memory, suggested), cli_size(i->full_memory, full));
+    printf("memory      least %s (for %d tokens of context), suggested %s, full %s\n", cli_size(i->least_memory, least),
+           at_most(i->least_kv_tokens, i->context), cli_size(i->suggested_memory, suggested),
+           cli_size(i->full_memory, full));
     printf("            budget %s", cli_size(i->memory, memory));
     if (i->experts > 0)
         printf(": room for %llu of %llu experts", (unsigned long long)i->slots,
                (unsigned long long)i->experts * (unsigned long long)i->moe_layers);
     if (i->memory < i->least_memory)
         printf(": less than the least, it does not run here");
-    printf("\n            KV %s per token (%s), context %d; scratch %s\n", cli_size(i->kv_bytes_per_token, kv),
-           i->kv_type, i->context, cli_size(i->scratch_bytes, scratch));
+    printf("\n            KV %s per token (%s), context %d", cli_size(i->kv_bytes_per_token, kv), i->kv_type,
+           i->context);
+    if (i->memory >= i->least_memory && i->kv_tokens < (uint64_t)i->context)
+        printf(" of which the budget holds %d tokens", at_most(i->kv_tokens, i->context));
+    printf("; scratch %s\n", cli_size(i->scratch_bytes, scratch));
     printf("runs        numeric %s on %s, %d threads%s%s\n", i->numeric, i->isa, i->threads,
            i->reader[0] ? ", reader " : "", i->reader);
 }

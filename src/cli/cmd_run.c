@@ -55,8 +55,8 @@ static int answer_prompt(sl_engine *e, const cli_args *a, const int32_t *ids, si
         status = cli_stdout_broken() ? CLI_FAILED : CLI_INTERRUPTED;
     else if (a->json)
         status = print_answer_json(e, a, &answer);
-    if (status == CLI_OK && answer.finish == SL_FINISH_LENGTH && a->max_tokens == 0)
-        cli_note("the context is full: the answer may not be complete (see --ctx)");
+    if (status == CLI_OK)
+        cli_note_full(a, &answer, "the answer may not be complete");
     if (ok && a->timing)
         cli_print_figures(stderr, e);
     cli_interrupt_end();

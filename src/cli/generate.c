@@ -113,9 +113,26 @@ static bool follow(sl_engine *e, sl_request *r, bool stream, cli_answer *a) {
             break;
     }
     a->finish = event.finish;
-    if (event.finish == SL_FINISH_ERROR)
+    if (ok)
         a->error = event.error;
     return ok && event.finish != SL_FINISH_ERROR;
+}
+
+/* The engine speaks of budgets; here they have names. */
+static void name_remedy(sl_error *err) {
+    sl_error e = *err;
+    if (e.code == SL_ERR_BUDGET)
+        sl_fail(err, e.code, "%s (--memory; --kv-type q8_0 halves KV, another --ctx makes no room)", e.message);
+}
+
+void cli_note_full(const cli_args *a, const cli_answer *answer, const char *then) {
+    if (answer->finish != SL_FINISH_LENGTH)
+        return;
+    if (answer->error.code == SL_ERR_BUDGET)
+        cli_note("the memory budget holds no more than the %llu tokens so far: %s (see --memory)",
+                 (unsigned long long)(answer->prompt_tokens + answer->completion_tokens), then);
+    else if (a->max_tokens == 0)
+        cli_note("the context is full: %s (see --ctx)", then);
 }
 
 bool cli_generate(sl_engine *e, const cli_args *a, sl_seq *seq, const int32_t *ids, size_t n, bool stream,
@@ -135,6 +152,7 @@ bool cli_generate(sl_engine *e, const cli_args *a, sl_seq *seq, const int32_t *i
     sl_request *r = sl_generate(e, &o, &answer->error);
     if (!r) {
         answer->finish = SL_FINISH_ERROR;
+        name_remedy(&answer->error);
         return false;
     }
     bool ok = follow(e, r, stream, answer);

@@ -2,6 +2,7 @@
  * all of it succeeded. */
 #include "engine/internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 /* Memory of one call. */
@@ -50,6 +51,17 @@ static void release_sequences(const decode_call *c, const sl_input *in, size_t n
     }
 }
 
+static bool check_room(const sl_engine *e, const decode_call *c, sl_error *err) {
+    char what[64];
+    for (int32_t i = 0; i < c->job.run_count; i++) {
+        const engine_run *run = &c->job.runs[i];
+        snprintf(what, sizeof what, "%d tokens after %d in the sequence", run->count, run->base);
+        if (!engine_kv_check(e, (uint64_t)run->base + (uint64_t)run->count, what, err))
+            return false;
+    }
+    return true;
+}
+
 /* Sorts the entries into one run per sequence; order within a sequence is kept. */
 static bool make_runs(const sl_engine *e, decode_call *c, const sl_input *in, size_t n, float *logits, sl_error *err) {
     c->job.runs = calloc((size_t)c->job.run_count, sizeof *c->job.runs);
@@ -72,7 +84,7 @@ static bool make_runs(const sl_engine *e, decode_call *c, const sl_input *in, si
         if (in[i].want_logits)
             c->dest[at] = logits + out++ * e->vocab;
     }
-    return true;
+    return check_room(e, c, err);
 }
 
 static void commit_runs(const decode_call *c) {

@@ -61,6 +61,8 @@ static void fill_settings(const sl_engine *e, sl_engine_info *i) {
     i->full_memory = e->plan.full;
     i->memory = e->plan.budget;
     i->slots = e->plan.slots;
+    i->kv_tokens = engine_kv_room(e);
+    i->least_kv_tokens = e->plan.least_kv_blocks * SL_KV_PAGE_TOKENS;
 }
 
 bool sl_engine_get_info(const sl_engine *e, sl_engine_info *info) {

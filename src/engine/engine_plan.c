@@ -134,12 +134,19 @@ static engine_plan_input with_least_scratch(const engine_plan_input *in) {
     return least;
 }
 
-static uint64_t least_slab_bytes(const engine_plan_input *in) {
-    uint64_t least = UINT64_MAX;
+/* The slab size with which the least bytes do. */
+static int least_slab(const engine_plan_input *in) {
+    int best = -1;
     for (int i = 0; i < ENGINE_SLAB_SIZES; i++)
-        if (possible(in, i))
-            least = smallest(least, engine_slab_size(i) + in->least_experts[i]);
-    return least;
+        if (possible(in, i) &&
+            (best < 0 || engine_slab_size(i) + in->least_experts[i] < engine_slab_size(best) + in->least_experts[best]))
+            best = i;
+    return best;
+}
+
+static uint64_t least_slab_bytes(const engine_plan_input *in) {
+    int i = least_slab(in);
+    return engine_slab_size(i) + in->least_experts[i];
 }
 
 /* A third of the experts, or three tokens' demand where that is more: below one token's demand a cache of the most
@@ -194,6 +201,7 @@ bool engine_plan_make(const engine_plan_input *in, uint64_t budget, engine_plan 
                        (unsigned long long)engine_slab_size(ENGINE_SLAB_SIZES - 1));
     engine_plan_input tight = with_least_scratch(in);
     out->least = report(&tight, least_slab_bytes(in));
+    out->least_kv_blocks = engine_slab_size(least_slab(in)) / in->kv_block;
     out->full = report(in, slab_bytes_for(in, total_slots(in)));
     out->suggested = smallest(report(in, slab_bytes_for(in, suggested_slots(in))), out->full);
     out->charge = in->process + in->later + (budget - net(budget));
@@ -203,6 +211,8 @@ bool engine_plan_make(const engine_plan_input *in, uint64_t budget, engine_plan 
         return too_small(in, out, err);
     out->slab_bytes = engine_slab_size(slab);
     out->slots = in->layers ? out->slots : 0;
+    out->least_experts = in->least_experts[slab];
+    out->kv_blocks = (net(budget) - fixed - out->least_experts) / out->slab_bytes * (out->slab_bytes / in->kv_block);
     return true;
 }
 

@@ -87,7 +87,7 @@ static void end_with(sl_request *r, const engine_choice *choice, sl_buf *text, s
         error = &failed;
     }
     r->last.finish = finish;
-    if (error && finish == SL_FINISH_ERROR)
+    if (error && (finish == SL_FINISH_ERROR || finish == SL_FINISH_LENGTH))
         r->last.error = *error;
     r->run.ended = true;
 }

@@ -226,6 +226,11 @@ void engine_step_free(sl_engine *e);
 void engine_step_run(sl_engine *e);
 void engine_run_fail(sl_engine *e, engine_run *run, const sl_error *error);
 
+/* kv_room.c: tokens whose KV the budget can hold at most, when nobody else has any. An error names them, and a budget
+ * that would do. */
+uint64_t engine_kv_room(const sl_engine *e);
+bool engine_kv_check(const sl_engine *e, uint64_t tokens, const char *what, sl_error *err);
+
 /* snapshot.c */
 bool engine_fingerprint(sl_engine *e, uint64_t *out, sl_error *err);
 

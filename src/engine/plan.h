@@ -31,9 +31,11 @@ typedef struct engine_plan_input {
 typedef struct engine_plan {
     uint64_t least, suggested, full; /* budgets: least that runs, good, everything resident */
     uint64_t budget;
-    uint64_t slab_bytes; /* 0: the budget is below the least */
-    uint64_t charge;     /* of the budget for what is not allocated from it */
-    uint64_t slots;      /* experts that fit beside KV: of a whole context, of a quarter of the room at most */
+    uint64_t slab_bytes;                 /* 0: the budget is below the least */
+    uint64_t charge;                     /* of the budget for what is not allocated from it */
+    uint64_t least_experts;              /* bytes of slabs that stay the experts' whatever KV needs */
+    uint64_t kv_blocks, least_kv_blocks; /* that fit when the experts keep their least; under the least budget */
+    uint64_t slots; /* experts that fit beside KV: of a whole context, of a quarter of the room at most */
 } engine_plan;
 
 static inline uint64_t engine_slab_size(int i) {

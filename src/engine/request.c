@@ -1,11 +1,20 @@
 /* A request's life as its caller sees it: checked and submitted, its bounded queue of events, its end. */
 #include "engine/internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 /* ---- making one ------------------------------------------------------------------------------------------------- */
+
+/* KV of the prompt and, unless one token is all that is wanted, of the first token after it. */
+static bool check_room(const sl_engine *e, const sl_generate_options *o, int32_t length, sl_error *err) {
+    uint64_t tokens = (uint64_t)length + o->prompt_count + (o->max_tokens != 1);
+    char what[80];
+    snprintf(what, sizeof what, "prompt of %zu tokens after %d in the sequence", o->prompt_count, length);
+    return engine_kv_check(e, tokens < (uint64_t)e->context ? tokens : (uint64_t)e->context, what, err);
+}
 
 static bool check_prompt(const sl_engine *e, const sl_generate_options *o, int32_t length, sl_error *err) {
     if (o->prompt_count > INT32_MAX || (o->prompt_count && !o->prompt))
@@ -17,7 +26,7 @@ static bool check_prompt(const sl_engine *e, const sl_generate_options *o, int32
     if (o->prompt_count > (size_t)(e->context - length))
         return sl_fail(err, SL_ERR_CONTEXT, "prompt of %zu tokens after %d in the sequence: the context holds %d",
                        o->prompt_count, length, e->context);
-    return true;
+    return check_room(e, o, length, err);
 }
 
 /* Copies the prompt; an empty one is BOS where the checkpoint begins its texts so. */

@@ -90,6 +90,14 @@ static void add_row(engine_step *st, const engine_run *run, int32_t i) {
     st->rows++;
 }
 
+/* An answer that has begun ends where its KV does, as at the end of the context; everything else fails. */
+static void no_room(sl_engine *e, engine_run *run, const sl_error *err) {
+    if (err->code == SL_ERR_BUDGET && run->request && run->request->completion > 0)
+        engine_request_end(run->request, SL_FINISH_LENGTH, err);
+    else
+        engine_run_fail(e, run, err);
+}
+
 /* Adds up to `most` rows of a run: fewer where no place is left for logits. Returns how many. */
 static int32_t add_run(sl_engine *e, engine_run *run, int32_t most) {
     engine_step *st = &e->sched.step;
@@ -98,7 +106,7 @@ static int32_t add_run(sl_engine *e, engine_run *run, int32_t most) {
     if (n < 1)
         return 0;
     if (!engine_seq_prepare(run->seq, from, from + n, &err)) {
-        engine_run_fail(e, run, &err);
+        no_room(e, run, &err);
         return 0;
     }
     run->first_row = st->rows;

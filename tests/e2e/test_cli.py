@@ -36,6 +36,41 @@ def least_budget(run, model, *options):
     return info(run, model, *options)["least_memory"] + (2 << 20)
 
 
+# ---- memory for KV ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def wide_kv(run, build):
+    """Much KV per token: a few MiB of budget are a few hundred tokens."""
+    path = build / "models" / "synth-kv.gguf"
+    path.parent.mkdir(exist_ok=True)
+    run("synth", "small-qwen3-moe", path, "--layers", 12, "--force")
+    return path
+
+
+def test_prompt_that_cannot_fit_in_memory_names_what_would_do(run, wide_kv, tmp_path):
+    ids = "x" * 2040  # a token each, or nearly
+    (tmp_path / "long.txt").write_text(ids)
+    least = least_budget(run, wide_kv)
+    args = ["run", wide_kv, "--file", tmp_path / "long.txt", "--raw", "-n", 2]
+    done = run(*args, "--memory", least, check=False)
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+    said = re.search(r"prompt of (\d+) tokens.* holds (\d+) at most; one of ([\d.]+) MiB would do \(--memory;.*--ctx", done.stderr)
+    assert said and int(said[2]) < int(said[1]), done.stderr
+    info_at = info(run, wide_kv, "--memory", least)
+    assert 0 < info_at["least_kv_tokens"] <= info_at["kv_tokens"] < int(said[1])
+    assert f"for {info_at['least_kv_tokens']} tokens of context" in run("info", wide_kv, "--memory", least).stdout
+    run(*args, "--memory", f"{int(float(said[3]))}M")
+
+
+def test_answer_that_fills_the_memory_ends_with_length(run, wide_kv):
+    least = least_budget(run, wide_kv)
+    done = run("run", wide_kv, "hello", "--raw", "--memory", least, "--ignore-eos", "--json", "-n", 2000)
+    doc = json.loads(done.stdout)
+    assert doc["finish"] == "length" and 0 < doc["completion_tokens"] < 2000 and len(doc["tokens"]) == doc["completion_tokens"]
+    assert "the memory budget holds no more" in done.stderr and "--memory" in done.stderr
+
+
 # ---- version, help ----------------------------------------------------------------------------------------------------------------------------
 
 

@@ -415,9 +415,62 @@ static void test_stats_and_activity(void **state) {
     fake_close(f);
 }
 
+/* ---- memory for KV ---------------------------------------------------------------------------------------------- */
+
+static void test_prompt_that_can_never_fit_is_refused_before_prefill(void **state) {
+    int32_t t[513];
+    fake *f = fake_open(&(fake_options){.slabs = 2, .context = 1024}); /* 512 tokens */
+    sl_error err = {0};
+    srand(31);
+    fake_random_tokens(t, 513);
+    sl_generate_options o = fake_prompt(t, 512, 2);
+    assert_null(sl_generate(&f->e, &o, &err));
+    assert_int_equal(err.code, SL_ERR_BUDGET);
+    assert_non_null(strstr(err.message, "prompt of 512 tokens after 0"));
+    assert_non_null(strstr(err.message, "KV of 513 tokens is needed"));
+    assert_non_null(strstr(err.message, "holds 512 at most"));
+    o = fake_prompt(t, 513, 1);
+    assert_null(sl_generate(&f->e, &o, &err));
+    assert_int_equal(err.code, SL_ERR_BUDGET);
+    sl_seq *s = sl_seq_new(&f->e, NULL);
+    sl_input in[513];
+    for (int i = 0; i < 513; i++)
+        in[i] = (sl_input){s, t[i], false};
+    assert_false(sl_decode(&f->e, in, 513, NULL, &err));
+    assert_int_equal(err.code, SL_ERR_BUDGET);
+    assert_int_equal(f->steps, 0);
+    sl_seq_free(s);
+    o = fake_prompt(t, 512, 1); /* its one token is not evaluated */
+    fake_result got = fake_run(f, &o);
+    assert_int_equal(got.last.finish, SL_FINISH_LENGTH);
+    assert_int_equal(got.last.error.code, SL_OK);
+    assert_int_equal(got.count, 1);
+    fake_close(f);
+}
+
+static void test_memory_that_runs_out_in_an_answer_ends_it_and_loses_nothing(void **state) {
+    int32_t t[500];
+    fake *f = fake_open(&(fake_options){.slabs = 2, .context = 1024});
+    srand(32);
+    fake_random_tokens(t, 500);
+    sl_seq *s = sl_seq_new(&f->e, NULL);
+    sl_generate_options o = fake_prompt(t, 500, 100);
+    o.seq = s;
+    fake_result got = fake_run(f, &o);
+    assert_int_equal(got.last.finish, SL_FINISH_LENGTH);
+    assert_int_equal(got.last.error.code, SL_ERR_BUDGET);
+    assert_int_equal(got.count, 13); /* 12 of them in the sequence */
+    assert_int_equal(got.last.completion_tokens, 13);
+    assert_int_equal(sl_seq_length(s), 512);
+    sl_seq_free(s);
+    fake_close(f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_greedy_follows_the_logits),
+        cmocka_unit_test(test_prompt_that_can_never_fit_is_refused_before_prefill),
+        cmocka_unit_test(test_memory_that_runs_out_in_an_answer_ends_it_and_loses_nothing),
         cmocka_unit_test(test_sequence_holds_all_but_the_last),
         cmocka_unit_test(test_many_at_once_equal_one_by_one),
         cmocka_unit_test(test_seeds),

@@ -1,6 +1,7 @@
 // tile: the only door to the matrix units. A fragment is 16 x 16, half x half -> float, held by a SIMD-group as 2 x 2
 // matrices of 8 x 8; a product of fragments is eight of the hardware's. How elements lie in lanes is the device's own
-// affair: rows are asked of the hardware (tile_rows), never assumed.
+// affair: rows are asked of the hardware (tile_rows), never assumed. Metal's functions take references that are not
+// const, so these do too.
 #ifndef SL_KERNELS_TILE_H
 #define SL_KERNELS_TILE_H
 
@@ -35,7 +36,7 @@ inline void tile_load_transposed(thread tile_half &t, threadgroup const half *p,
 }
 
 // acc += a b
-inline void tile_mma(thread tile_float &acc, thread const tile_half &a, thread const tile_half &b) {
+inline void tile_mma(thread tile_float &acc, thread tile_half &a, thread tile_half &b) {
 #pragma unroll
     for (int k = 0; k < 2; k++)
 #pragma unroll
@@ -43,7 +44,7 @@ inline void tile_mma(thread tile_float &acc, thread const tile_half &a, thread c
             simdgroup_multiply_accumulate(acc.m[i >> 1][i & 1], a.m[i >> 1][k], b.m[k][i & 1], acc.m[i >> 1][i & 1]);
 }
 
-inline void tile_store(thread const tile_float &t, threadgroup float *p, uint stride) {
+inline void tile_store(thread tile_float &t, threadgroup float *p, uint stride) {
 #pragma unroll
     for (uint i = 0; i < 4; i++)
         simdgroup_store(t.m[i >> 1][i & 1], p + (i >> 1) * 8 * stride + (i & 1) * 8, stride);

@@ -112,6 +112,7 @@ void simdgroup_load(thread matrix8<T> &m, device const T *p, ulong stride, ulong
 template <class T>
 void simdgroup_load(thread matrix8<T> &m, threadgroup const T *p, ulong stride, ulong2 at = ulong2(0, 0),
                     bool t = false) {}
-template <class T> void simdgroup_store(matrix8<T> m, threadgroup T *p, ulong stride) {}
-void simdgroup_multiply_accumulate(thread simdgroup_float8x8 &d, simdgroup_half8x8 a, simdgroup_half8x8 b,
-                                   simdgroup_float8x8 c) {}
+// references that are not const, as Metal has them
+template <class T> void simdgroup_store(thread matrix8<T> &m, threadgroup T *p, ulong stride) {}
+void simdgroup_multiply_accumulate(thread simdgroup_float8x8 &d, thread simdgroup_half8x8 &a,
+                                   thread simdgroup_half8x8 &b, thread simdgroup_float8x8 &c) {}

@@ -54,7 +54,7 @@ static void expected_choice(const router_case *c, const float *logits, const flo
 static void fill_logits(rng *r, const router_case *c, float *logits) {
     for (int32_t i = 0; i < c->rows * c->experts; i++) {
         float v = rng_normal(r) * c->magnitude;
-        logits[i] = c->kind == EQUAL ? 0.5f : c->kind == TIES ? (float)rng_below(r, 3) : v;
+        logits[i] = c->kind == EQUAL ? 0.5f * c->magnitude : c->kind == TIES ? (float)rng_below(r, 3) : v;
     }
 }
 
@@ -81,7 +81,7 @@ static void route(rng *r, const router_case *c) {
     memset(done, 0xff, pairs + 1);
     fill_logits(r, c, logits);
     if (c->kind == WITH_NAN)
-        logits[c->experts / 2] = NAN;
+        logits[c->experts > 64 ? 3 : c->experts / 2] = NAN; /* 3: a lane's first of several */
     kernel_step step = kernel_step_new(&(kernel_rows){.rows = c->rows});
     sl_router_args args = {.logits_stride = (uint64_t)c->experts,
                            .experts = (uint32_t)c->experts,
@@ -141,6 +141,8 @@ static void the_router_chooses_as_the_cpu(void **state) {
         {2, 30, 4, false, true, false, 1, 1e6f, PLAIN}, {2, 45, 4, false, true, false, 1, 1, WITH_NAN},
         {3, 64, 6, true, true, false, 1, 2, PLAIN},     {2, 160, 8, true, true, true, 2.5f, 1, PLAIN},
         {2, 19, 2, true, false, true, 1, 1, PLAIN},     {2, 24, 5, true, true, false, 1, 1, TIES},
+        {2, 1, 1, false, true, false, 1, 1, PLAIN},     {2, 70, 4, false, true, false, 1, 1, WITH_NAN},
+        {2, 20, 4, true, false, false, 1, -400, EQUAL}, /* all scores are zero */
     };
     rng r = {seed};
     for (size_t i = 0; i < SL_COUNT(cases); i++)

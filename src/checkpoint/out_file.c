@@ -44,6 +44,14 @@ static bool lock(out_file *o) {
     return ftruncate(o->fd, 0) == 0 || fail_errno(o, errno, "cannot empty it");
 }
 
+/* What a name means now may be replaced if it is a file of ours: no device, pipe or directory. */
+static bool check_regular(out_file *o, const char *path) {
+    struct stat st;
+    return stat(path, &st) != 0 || S_ISREG(st.st_mode) ||
+           (o->err.code == SL_OK && sl_fail(&o->err, SL_ERR_ARGUMENT, "%s: is %s, a regular file expected", path,
+                                            S_ISDIR(st.st_mode) ? "a directory" : "a device or pipe"));
+}
+
 bool out_open(out_file *o, const char *path, uint64_t alignment, sl_error *err) {
     *o = (out_file){.fd = -1, .alignment = alignment};
     o->path = sl_strdup(path);
@@ -53,8 +61,11 @@ bool out_open(out_file *o, const char *path, uint64_t alignment, sl_error *err) 
         out_close(o);
         return sl_fail(err, SL_ERR_MEMORY, "%s: out of memory", path);
     }
-    o->fd = open(o->part, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    bool ok = o->fd >= 0 ? lock(o) : fail_errno(o, errno, "cannot create");
+    bool ok = check_regular(o, o->path) && check_regular(o, o->part);
+    if (ok) {
+        o->fd = open(o->part, O_WRONLY | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0666);
+        ok = o->fd >= 0 ? lock(o) : fail_errno(o, errno, "cannot create");
+    }
     if (!ok) {
         if (err) {
             *err = o->err;

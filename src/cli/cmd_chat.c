@@ -20,6 +20,7 @@ typedef struct conversation {
     int32_t *past; /* tokens the sequence holds, sl_seq_length of them */
     size_t past_capacity;
     bool over;
+    bool failed; /* a turn had no answer, or broke off */
 } conversation;
 
 /* ---- messages ---------------------------------------------------------------------------------------------------- */
@@ -80,10 +81,17 @@ static bool save_to(const json_t *document, const char *path, sl_error *err) {
     return ok;
 }
 
+/* "! FILE" may be there already. */
 static void do_save(conversation *c, const char *rest) {
     sl_error err = {0};
+    bool force = rest[0] == '!' && (rest[1] == ' ' || rest[1] == 0);
+    rest += force ? 1 + strspn(rest + 1, " ") : 0;
     if (!*rest) {
         cli_complain(CLI_USAGE, "/save needs a file name");
+        return;
+    }
+    if (sl_path_exists(rest) && !force) {
+        cli_complain(CLI_USAGE, "%s is there already; /save ! %s overwrites it", rest, rest);
         return;
     }
     json_t *document = json_pack("{s:s, s:O}", "model", c->args->operand[0], "messages", c->messages);
@@ -110,7 +118,7 @@ static const struct chat_command {
     {"/help", "show this", do_help},
     {"/clear", "forget the conversation", do_clear},
     {"/system", "[TEXT|none]  show, set or take away the system message", do_system},
-    {"/save", "FILE  write the conversation as JSON", do_save},
+    {"/save", "[!] FILE  write the conversation as JSON; ! overwrites", do_save},
     {"/stats", "speed, hit rate, memory since the beginning", do_stats},
     {"/exit", "end (so does Ctrl-D)", do_exit},
 };
@@ -160,7 +168,7 @@ static void end_answer(conversation *c, bool ok, const cli_answer *answer) {
         cli_put("\n", 1);
     if (!ok)
         cli_report(&answer->error);
-    else if (answer->finish == SL_FINISH_CANCELLED)
+    else if (answer->finish == SL_FINISH_CANCELLED && answer->text.size > 0)
         cli_note("stopped");
     else
         cli_note_full(c->args, answer, "/clear begins anew");
@@ -168,13 +176,22 @@ static void end_answer(conversation *c, bool ok, const cli_answer *answer) {
         cli_print_figures(stderr, c->engine);
 }
 
-/* Adds the answer to the conversation, or takes the question out of it again if there is none. */
+/* Takes a question without an answer out of the conversation again, and says so. */
+static void drop_question(conversation *c, const char *why) {
+    json_array_remove(c->messages, json_array_size(c->messages) - 1);
+    cli_complain(CLI_FAILED, "%s: what you said is not part of the conversation", why);
+}
+
+/* Adds the answer to the conversation, as much as there is of it. */
 static void conclude_turn(conversation *c, bool ok, const cli_answer *answer) {
     const char *text = answer->text.data ? answer->text.data : "";
-    if (ok && (answer->text.size > 0 || answer->finish != SL_FINISH_CANCELLED))
+    c->failed |= !ok;
+    if (answer->text.size > 0 || (ok && answer->finish != SL_FINISH_CANCELLED))
         json_array_append_new(c->messages, cli_message("assistant", text, answer->text.size));
     else
-        json_array_remove(c->messages, json_array_size(c->messages) - 1);
+        drop_question(c, ok ? "stopped before an answer" : "no answer");
+    if (!ok && answer->text.size > 0)
+        cli_complain(CLI_FAILED, "the answer broke off: what came of it stays in the conversation");
 }
 
 static void take_turn(conversation *c, const char *line) {
@@ -185,7 +202,8 @@ static void take_turn(conversation *c, const char *line) {
     int same = cli_chat_ids(c->engine, c->messages, c->args->think, &ids, &n, &err) ? keep_common(c, ids, n, &err) : -1;
     if (same < 0) {
         cli_report(&err);
-        json_array_remove(c->messages, json_array_size(c->messages) - 1);
+        c->failed = true;
+        drop_question(c, "no answer");
     } else {
         cli_answer answer;
         cli_interrupt_reset();
@@ -242,6 +260,8 @@ int cli_chat(const cli_args *a) {
             cli_note("talk; /help for commands, Ctrl-D to end");
         converse(&c);
         cli_interrupt_end();
+        /* A person saw it; a script looks at the status. */
+        status = c.failed && !isatty(STDIN_FILENO) ? CLI_FAILED : CLI_OK;
     } else {
         status = cli_report(&err);
     }

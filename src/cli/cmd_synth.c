@@ -4,12 +4,14 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 
-void synth_progress(synth_job *job, int64_t elements) {
+bool synth_progress(synth_job *job, int64_t elements) {
     job->done += (uint64_t)elements;
     /* 4.5 bits an element, but for the little that is float. */
     cli_progress("writing", job->done / 16 * 9, job->total / 16 * 9, true);
+    return !cli_interrupted();
 }
 
 static int list_shapes(void) {
@@ -39,12 +41,21 @@ static bool choose_shape(const cli_args *a, synth_shape *shape, sl_error *err) {
            sl_fail(err, SL_ERR_ARGUMENT, "--experts %d: a token of %s asks for %d", a->experts, s->name, s->top_k);
 }
 
+bool synth_replaceable(const char *path, sl_error *err) {
+    struct stat st;
+    return stat(path, &st) != 0 || S_ISREG(st.st_mode) ||
+           sl_fail(err, SL_ERR_ARGUMENT, "%s is %s: only a regular file is overwritten", path,
+                   S_ISDIR(st.st_mode) ? "a directory" : "a device or pipe");
+}
+
 static bool check_target(const cli_args *a, bool mlx, sl_error *err) {
     const char *path = a->operand[1];
     char *config = mlx ? sl_path_join(path, "config.json") : NULL;
     bool there = mlx ? (sl_path_exists(path) && !sl_path_is_dir(path)) || (config && sl_path_exists(config))
                      : sl_path_exists(path);
     free(config);
+    if (!mlx && !synth_replaceable(path, err))
+        return false;
     return !there || a->force || sl_fail(err, SL_ERR_ARGUMENT, "%s is there already; --force overwrites it", path);
 }
 
@@ -89,8 +100,12 @@ int cli_synth(const cli_args *a) {
         return cli_complain(CLI_USAGE, "'synth' needs a SHAPE and OUT; 'sluice synth list' shows the shapes");
     if (!choose_shape(a, &shape, &err) || !check_target(a, mlx, &err))
         return cli_complain(CLI_USAGE, "%s", err.message);
-    if (!synthesize(a, &shape, mlx, &err))
-        return cli_report(&err);
+    cli_interrupt_begin(true);
+    bool ok = synthesize(a, &shape, mlx, &err);
+    bool interrupted = cli_interrupted();
+    cli_interrupt_end();
+    if (!ok)
+        return interrupted ? CLI_INTERRUPTED : cli_report(&err);
     cli_note("%s: %s with random weights (seed %llu)", a->operand[1], shape.name, (unsigned long long)a->seed);
     return CLI_OK;
 }

@@ -5,9 +5,11 @@
 #include <errno.h>
 #include <histedit.h>
 #include <locale.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <termios.h>
 #include <unistd.h>
 
 struct line_edit {
@@ -59,8 +61,38 @@ static void choose_locale(void) {
         setlocale(LC_CTYPE, "C.UTF-8");
 }
 
+/* ---- signals that end the program: the terminal, raw while a line is typed, becomes what it was before ----------- */
+
+static const int ending[] = {SIGTERM, SIGHUP, SIGQUIT};
+static struct termios before_editing; /* set before the handlers are */
+
+/* All of it async-signal-safe. SIGTTOU is blocked meanwhile, so that a background process can restore it too. */
+static void on_ending(int number) {
+    tcsetattr(STDIN_FILENO, TCSANOW, &before_editing);
+    signal(number, SIG_DFL);
+    raise(number); /* delivered on return */
+}
+
+static void catch_ending(void) {
+    struct sigaction action = {.sa_handler = on_ending}, now;
+    sigfillset(&action.sa_mask);
+    if (tcgetattr(STDIN_FILENO, &before_editing) != 0)
+        return;
+    for (size_t i = 0; i < SL_COUNT(ending); i++)
+        if (sigaction(ending[i], NULL, &now) == 0 && now.sa_handler == SIG_DFL)
+            sigaction(ending[i], &action, NULL);
+}
+
+static void release_ending(void) {
+    struct sigaction now;
+    for (size_t i = 0; i < SL_COUNT(ending); i++)
+        if (sigaction(ending[i], NULL, &now) == 0 && now.sa_handler == on_ending)
+            signal(ending[i], SIG_DFL);
+}
+
 static bool open_editor(line_edit *e, sl_error *err) {
     choose_locale();
+    catch_ending();
     e->edit = el_init("sluice", stdin, stdout, stderr);
     e->history = history_init();
     if (!e->edit || !e->history)
@@ -102,6 +134,7 @@ void line_edit_close(line_edit *e) {
     }
     if (e->edit)
         el_end(e->edit);
+    release_ending();
     if (e->history)
         history_end(e->history);
     free(e->history_path);

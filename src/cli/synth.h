@@ -79,6 +79,9 @@ typedef struct synth_job {
 
 bool synth_write_gguf(synth_job *job, const char *path, sl_error *err);
 bool synth_write_mlx(synth_job *job, const char *directory, sl_error *err);
-void synth_progress(synth_job *job, int64_t elements);
+/* False: Ctrl-C came; the caller gives up. */
+bool synth_progress(synth_job *job, int64_t elements);
+/* Whether --force may put a file there: nothing or a regular file is there now. */
+bool synth_replaceable(const char *path, sl_error *err);
 
 #endif

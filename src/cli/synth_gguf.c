@@ -89,7 +89,7 @@ static bool write_tensor(synth_job *job, sl_gguf_writer *w, size_t index, void *
         else
             synth_fill_float(job->random, index, at, n, t->mean, t->deviation, buffer);
         ok = sl_gguf_writer_data(w, buffer, t->quantised ? (size_t)n / 32 * 18 : (size_t)n * sizeof(float));
-        synth_progress(job, n);
+        ok = synth_progress(job, n) && ok;
     }
     return ok;
 }

@@ -16,8 +16,9 @@ enum { GROUP = 64, CHUNK = 1 << 21 /* elements, or groups */ };
 
 static bool write_json(const char *directory, const char *name, json_t *doc, sl_error *err) {
     char *path = sl_path_join(directory, name);
-    bool ok = doc && path && json_dump_file(doc, path, JSON_INDENT(1)) == 0;
-    if (!ok)
+    bool free_to = path && synth_replaceable(path, err);
+    bool ok = free_to && doc && json_dump_file(doc, path, JSON_INDENT(1)) == 0;
+    if (!ok && (free_to || !path))
         sl_fail_errno(err, SL_ERR_IO, errno, "%s/%s", directory, name);
     free(path);
     json_decref(doc);
@@ -140,7 +141,7 @@ static bool write_quantised(synth_job *job, sl_safetensors_writer *w, size_t ind
         int64_t n = sl_min_i64(CHUNK, all - at);
         synth_fill_codes(job->random, index, at, n, buffer);
         ok = sl_safetensors_writer_data(w, buffer, (size_t)n / 2);
-        synth_progress(job, n);
+        ok = synth_progress(job, n) && ok;
     }
     return ok && write_side(job, w, index, false, buffer) && write_side(job, w, index, true, buffer);
 }
@@ -159,7 +160,7 @@ static bool write_float(synth_job *job, sl_safetensors_writer *w, size_t index, 
             halves[i] = sl_f32_to_bf16(v); /* behind what is still to be read */
         }
         ok = sl_safetensors_writer_data(w, halves, (size_t)n * sizeof *halves);
-        synth_progress(job, n);
+        ok = synth_progress(job, n) && ok;
     }
     return ok;
 }

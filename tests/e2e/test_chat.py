@@ -201,6 +201,37 @@ def test_history_is_kept_for_the_next_time(chat, tmp_path):
     assert t.ended() == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_at_the_prompt_leaves_the_terminal_as_it_was(chat, number):
+    t = chat()
+    assert not termios.tcgetattr(t.fd)[3] & termios.ICANON
+    os.kill(t.pid, number)
+    assert t.ended() == -number
+    modes = termios.tcgetattr(t.fd)
+    assert modes[3] & termios.ICANON and modes[3] & termios.ECHO and modes[0] & termios.ICRNL
+
+
+def test_a_failed_turn_is_not_forgotten_silently(run, build, chat, tmp_path):
+    t = chat("--ctx", 128, "-n", 4)
+    t.type("x" * 300 + "\n")
+    t.wait_for("the context holds 128")
+    t.wait_for("what you said is not part of the conversation")
+    t.prompt()
+    t.type("/exit\n")
+    assert t.ended() == 0
+    done = run("chat", build / "models" / "synth-chat.gguf", "--ctx", 128, stdin="x" * 300 + "\n", check=False)
+    assert done.returncode == 1 and done.stdout == "" and "not part of the conversation" in done.stderr
+
+
+def test_save_does_not_overwrite_unless_told(run, build, chat, tmp_path):
+    model, there = build / "models" / "synth-chat.gguf", tmp_path / "c.json"
+    there.write_text("mine")
+    done = run("chat", model, "-n", 2, stdin=f"hello\n/save {there}\n")
+    assert "is there already" in done.stderr and there.read_text() == "mine"
+    run("chat", model, "-n", 2, stdin=f"hello\n/save ! {there}\n")
+    assert len(json.loads(there.read_text())["messages"]) == 2
+
+
 def test_lines_from_a_pipe_are_turns(run, build, chat, tmp_path):
     model = build / "models" / "synth-chat.gguf"
     done = run("chat", model, "-n", 4, "-q", stdin=f"hello \\\nthere\n//slash\n/save {tmp_path}/c.json\n")

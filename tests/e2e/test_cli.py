@@ -1,8 +1,11 @@
 """The program as a user runs it: commands, options, streams, exit status."""
 
 import json
+import os
 import re
+import signal
 import subprocess
+import time
 
 import pytest
 
@@ -288,6 +291,33 @@ def test_synth_overwrites_only_when_told(run, tiny):
     before = tiny.read_bytes()
     done = run("synth", "tiny-qwen3-moe", tiny, "--seed", 9, check=False)
     assert done.returncode == 2 and "--force" in done.stderr and tiny.read_bytes() == before
+
+
+def test_synth_replaces_only_regular_files(run, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "device").symlink_to("/dev/null")
+    os.mkfifo(tmp_path / "fresh.part")
+    for name in ("pipe", "directory", "device", "fresh"):
+        done = run("synth", "tiny-qwen3-moe", tmp_path / name, "--force", check=False)
+        assert done.returncode in (1, 2) and "regular file" in done.stderr, done.stderr
+    assert os.path.islink(tmp_path / "device") and sorted(p.name for p in tmp_path.iterdir()) == ["device", "directory", "fresh.part", "pipe"]
+    (tmp_path / "mlx").mkdir()
+    os.mkfifo(tmp_path / "mlx/config.json")
+    done = run("synth", "tiny-qwen3-moe", tmp_path / "mlx", "--force", "--format", "mlx4", check=False)
+    assert done.returncode == 1 and "config.json is a device or pipe" in done.stderr
+
+
+def test_interrupted_synth_leaves_nothing(sluice, tmp_path):
+    p = subprocess.Popen([str(sluice), "synth", "qwen3-30b-a3b", str(tmp_path / "m.gguf"), "--layers", "4"], stderr=subprocess.DEVNULL)
+    part = tmp_path / "m.gguf.part"
+    end = time.monotonic() + 30
+    while not (part.exists() and part.stat().st_size > 1 << 20):
+        assert p.poll() is None and time.monotonic() < end
+        time.sleep(0.01)
+    p.send_signal(signal.SIGINT)
+    assert p.wait(30) == 130
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_plan_predicts_more_speed_from_more_memory(run, small):

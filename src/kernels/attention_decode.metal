@@ -143,6 +143,7 @@ attention_decode(constant sl_attention_args &a [[buffer(0)]], device const float
                  uint thread_at [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                  uint simd [[simdgroup_index_in_threadgroup]]) {
     typedef decode_memory<D, H> memory;
+    static_assert(sizeof(memory) <= 32768, "threadgroup memory");
     threadgroup memory m;
     uint row = group.z, kv_head = group.y, begin = group.x * SL_ATTENTION_SPLIT;
     if (row >= uint(step_head(step).rows) || begin > uint(step_position(step, row)))

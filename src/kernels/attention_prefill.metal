@@ -139,6 +139,7 @@ attention_prefill(constant sl_attention_args &a [[buffer(0)]], device const floa
                   uint thread_at [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                   uint simd [[simdgroup_index_in_threadgroup]]) {
     typedef prefill_memory<D, HEADS> memory;
+    static_assert(sizeof(memory) <= 32768, "threadgroup memory");
     threadgroup memory m;
     if (group.y >= uint(step_head(step).blocks))
         return;

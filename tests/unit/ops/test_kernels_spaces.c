@@ -1,7 +1,7 @@
 /* The kernels' types with address spaces kept. The soft device and CUDA erase device, constant, threadgroup and thread,
  * so nothing there sees a pointer of the wrong one; clang's C++ for OpenCL has the same four and does. Also: words that
  * Metal has no meaning for. */
-#include "gpu/texts.h"
+#include "gpu/msl/msl.h"
 #include "ops/kernels.h"
 
 #include <ctype.h>
@@ -186,15 +186,71 @@ static void kernels_use_no_word_that_metal_lacks(void **state) {
     }
 }
 
+/* ---- variants ---------------------------------------------------------------------------------------------------- */
+
+static void expect_entries(const msl_module *m, const char *const *kernels, size_t n, const kernel_format *f) {
+    for (size_t i = 0; i < n; i++) {
+        char entry[64];
+        kernel_entry(entry, sizeof entry, kernels[i], f);
+        if (!msl_module_find(m, entry))
+            fail_msg("%s is not instantiated", entry);
+    }
+}
+
+/* Every format with every type of scales, its rows at every address. */
+static void expect_variants(const msl_module *m, const char *const *kernels, size_t n) {
+    static const sl_format_id sides[] = {SL_F16, SL_BF16, SL_F32};
+    for (int format = 0; format < SL_FORMAT_COUNT; format++)
+        for (size_t side = 0; side < SL_COUNT(sides); side++)
+            for (uint64_t at = 0; at < 17; at++) {
+                sl_matrix w = {.format = (sl_format_id)format, .rows = 1, .cols = 256};
+                bool affine = format == SL_AFFINE4 || format == SL_AFFINE8;
+                w.group = affine ? 64 : 0;
+                w.side = affine ? sides[side] : SL_F32;
+                assert_true(sl_matrix_layout(&w, NULL));
+                kernel_format f = kernel_format_of(&w, (uint64_t[3]){at, at, at});
+                assert_true(at % (uint64_t)f.align == 0);
+                expect_entries(m, kernels, n, &f);
+            }
+}
+
+static void every_variant_a_matrix_needs_is_there(void **state) {
+    static const struct {
+        const char *file, *kernels[2];
+        size_t n;
+    } all[] = {{"matvec.metal", {"matvec", "gate_up"}, 2},
+               {"expert.metal", {"expert_gate_up", "expert_matvec"}, 2},
+               {"matmul.metal", {"matmul", "matmul_expert"}, 2},
+               {"rows.metal", {"embed"}, 1}};
+    for (size_t i = 0; i < SL_COUNT(all); i++) {
+        sl_error err = {0};
+        size_t size;
+        char *text = kernel_source(all[i].file, NULL, 0, &size, &err);
+        assert_non_null(text);
+        msl_module *m = msl_translate(text, size, &(msl_options){.name = all[i].file, .target = MSL_TABLE}, &err);
+        if (!m)
+            fail_msg("%s", err.message);
+        expect_variants(m, all[i].kernels, all[i].n);
+        msl_module_free(m);
+        free(text);
+    }
+}
+
+/* Without a compiler what needs none is still tested. */
 int main(void) {
     if (!compiles("kernel void f(global int *p) { *p = 1; }\n", true)) {
-        print_message("SKIP: no clang that compiles C++ for OpenCL\n");
-        return 77;
+        print_message("SKIP: no clang that compiles C++ for OpenCL: address spaces are not looked at\n");
+        const struct CMUnitTest rest[] = {
+            cmocka_unit_test(kernels_use_no_word_that_metal_lacks),
+            cmocka_unit_test(every_variant_a_matrix_needs_is_there),
+        };
+        return cmocka_run_group_tests(rest, NULL, NULL);
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_pointer_has_its_space),
         cmocka_unit_test(a_wrong_space_is_an_error),
         cmocka_unit_test(kernels_use_no_word_that_metal_lacks),
+        cmocka_unit_test(every_variant_a_matrix_needs_is_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

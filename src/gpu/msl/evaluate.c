@@ -212,7 +212,9 @@ static bool expression(evaluator *e, int least, int64_t *v) {
 }
 
 bool msl_evaluate(const msl_token *t, size_t n, msl_operand_fn operand, void *user, int64_t *value) {
-    evaluator e = {.t = t, .end = t + n, .operand = operand, .user = user};
     *value = 0;
-    return n > 0 && expression(&e, 0, value) && e.t == e.end;
+    if (n == 0)
+        return false;
+    evaluator e = {.t = t, .end = t + n, .operand = operand, .user = user};
+    return expression(&e, 0, value) && e.t == e.end;
 }

@@ -436,7 +436,8 @@ bool msl_function(tr *m, msl_range head, size_t i, size_t end, const char *recor
         msl_symbol s = {.name = *msl_at(m, f.name), .kind = MSL_SYMBOL_REFUSED, .range = {at, at + 1}};
         return msl_declare(m, &s);
     }
-    if (!first_of_its_kind(m, &f, &keep))
+    msl_function_record note = {*msl_at(m, f.name), f.open, f.body, f.end, record != NULL, head.begin < head.end};
+    if ((msl_here(m, f.body, "{") && !msl_note_function(m, &note)) || !first_of_its_kind(m, &f, &keep))
         return false;
     if (!keep)
         return true;

@@ -296,6 +296,9 @@ bool msl_kernel_function(tr *m, msl_range head, size_t i, size_t end, size_t *ne
     if (!sl_grow((void **)&m->definitions, &m->definition_capacity, m->definition_count + 1, sizeof d))
         return msl_no_memory(&m->s);
     m->definitions[m->definition_count++] = d;
+    msl_function_record note = {d.name, open, body, *next, false, d.is_template};
+    if (!msl_note_function(m, &note))
+        return false;
     msl_instance x = {host,       d.arguments, m->definition_count - 1, m->scope, d.max_threads, (int)d.name.line,
                       d.name.file};
     if (!d.is_template && !add_instance(m, &x))

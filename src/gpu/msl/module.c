@@ -65,8 +65,8 @@ static bool translate(tr *m, const char *source, size_t n) {
     msl_find_halves(m);
     begin_unit(m);
     m->out_file = -1;
-    if (!msl_walk(m, 0, m->tokens.count - 1, NULL, 0) || !msl_build_kernels(m) || !check_refused(m) ||
-        !msl_emit_entries(m))
+    if (!msl_walk(m, 0, m->tokens.count - 1, NULL, 0) || !msl_check_calls(m) || !msl_build_kernels(m) ||
+        !check_refused(m) || !msl_emit_entries(m))
         return false;
     end_unit(m);
     return !m->out.failed || msl_no_memory(&m->s);
@@ -79,11 +79,13 @@ static void free_working_memory(tr *m) {
     free(m->definitions);
     free(m->instances);
     free(m->late);
+    free(m->functions);
     m->tokens = (msl_tokens){0};
     m->scopes = NULL;
     m->definitions = NULL;
     m->instances = NULL;
     m->late = NULL;
+    m->functions = NULL;
 }
 
 msl_module *msl_translate(const char *source, size_t n, const msl_options *options, sl_error *err) {

@@ -100,6 +100,15 @@ typedef struct msl_refusal {
     const char *host_name, *message;
 } msl_refusal;
 
+/* ---- functions that have a body, for checks over calls ------------------------------------------------------------
+ */
+
+typedef struct msl_function_record {
+    msl_token name;
+    size_t open, body, end; /* `(`, `{`, behind `}` */
+    bool member, is_template;
+} msl_function_record;
+
 /* ---- overloads --------------------------------------------------------------------------------------------------- */
 
 typedef struct msl_signature {
@@ -137,6 +146,8 @@ struct msl_module {
     size_t instance_count, instance_capacity;
     msl_late *late;
     size_t late_count, late_capacity;
+    msl_function_record *functions;
+    size_t function_count, function_capacity;
     msl_refusal *refused;
     size_t refused_count, refused_capacity;
     int sites; /* of threadgroup storage */
@@ -197,6 +208,12 @@ bool msl_kernel_function(tr *m, msl_range head, size_t i, size_t end, size_t *ne
 bool msl_instantiation(tr *m, size_t i, size_t end, size_t *next);
 /* Name of the position attribute among the attributes of [begin, end); NULL: none. */
 const char *msl_position_in(const tr *m, size_t begin, size_t end);
+
+/* ---- calls.c --- */
+
+bool msl_note_function(tr *m, const msl_function_record *f);
+/* Pointers handed to another address space, recursion. */
+bool msl_check_calls(tr *m);
 
 /* ---- refuse.c ---------------------------------------------------------------------------------------------------- */
 

@@ -169,6 +169,36 @@ static void what_is_not_supported_is_refused_by_name(void **state) {
     check_error("kernel void f(device int *a) { int *p = new int; }", "new is not part of Metal");
 }
 
+static void pointers_stay_in_their_address_space(void **state) {
+    (void)state;
+    static const char functions[] = "void fill_row(threadgroup float *p) {}\nvoid copy_row(device float *p, int n) {}\n"
+                                    "void copy_row(threadgroup float *p, int n) {}\n"
+                                    "template <typename T> void any_row(T p) {}\n";
+    static const struct {
+        const char *statement, *error; /* NULL: fine */
+    } cases[] = {
+        {"fill_row(s); copy_row(x, 1); copy_row(s + 1, 2); copy_row(&s[2], 1); any_row(c); any_row(x);", NULL},
+        {"threadgroup float *q = s; device const float *d = x + 3; { device float *s = x; copy_row(s, 1); }", NULL},
+        {"fill_row(x);", "t.metal:5: x is a device pointer; fill_row wants one of threadgroup"},
+        {"fill_row(&x[1]);", "x is a device pointer; fill_row wants one of threadgroup"},
+        {"copy_row(c + 1, 1);", "c is a constant pointer; copy_row wants one of"},
+        {"threadgroup float *q = x;", "x is a device pointer; q wants one of threadgroup"},
+        {"device float *q = s + 1;", "s is a threadgroup pointer; q wants one of device"},
+    };
+    for (size_t i = 0; i < SL_COUNT(cases); i++) {
+        char *text = sl_asprintf("%skernel void f(device float *x, constant float *c) { threadgroup float s[4]; %s }",
+                                 functions, cases[i].statement);
+        if (cases[i].error)
+            check_error(text, cases[i].error);
+        else
+            msl_module_free(translate(text, MSL_TABLE));
+        free(text);
+    }
+    check_error("\nint factorial(int n) { return n < 2 ? 1 : n * factorial(n - 1); }",
+                "t.metal:2: factorial calls itself: recursion is not part of Metal");
+    msl_module_free(translate("struct my {}; float exp(my x) { return exp(1.0); }", MSL_TABLE));
+}
+
 static void other_kernels_of_a_source_stay(void **state) {
     (void)state;
     const char *text = "struct V { float4 p [[position]]; };\nvertex V v(uint i [[vertex_id]]) { V x; return x; }\n"
@@ -214,6 +244,7 @@ int main(void) {
         cmocka_unit_test(kernels_are_instantiated_in_every_way),
         cmocka_unit_test(function_constants_make_arguments_optional),
         cmocka_unit_test(what_is_not_supported_is_refused_by_name),
+        cmocka_unit_test(pointers_stay_in_their_address_space),
         cmocka_unit_test(other_kernels_of_a_source_stay),
         cmocka_unit_test(errors_name_file_and_line),
     };

@@ -51,6 +51,8 @@ typedef struct sl_engine_options {
     void (*progress)(void *user, sl_stage stage, uint64_t done, uint64_t total);
     void *progress_user;
     const char *device; /* NULL or "cpu": native; "metal", "soft", ... (see gpu.h): kernels on that device */
+    uint64_t reserve;   /* of the budget, bytes that the caller takes for itself: counted in the least, too */
+    bool whole_context; /* the least holds a whole context; else a sequence may end early under a small budget */
 } sl_engine_options;
 #define SL_ENGINE_OPTIONS_INIT                                                                                         \
     { .size = sizeof(sl_engine_options) }
@@ -84,6 +86,16 @@ typedef struct sl_engine_info {
 
 /* Fills *info (info->size set by the caller). */
 SL_API bool sl_engine_get_info(const sl_engine *e, sl_engine_info *info);
+
+/* Seconds that one token takes to compute where nothing is read from the disk, at a few hundred tokens of context. */
+typedef struct sl_decode_cost {
+    size_t size;
+    double dense_seconds;  /* all but the routed experts */
+    double expert_seconds; /* the routed experts it asks for */
+} sl_decode_cost;
+/* For an engine opened with plan_only, on the CPU: times layers of the model's shapes and formats over zeros for about
+ * `seconds`, in at most `memory` bytes, which are given back. SL_ERR_BUDGET where no layer fits. */
+SL_API bool sl_engine_measure(sl_engine *e, uint64_t memory, double seconds, sl_decode_cost *out, sl_error *err);
 
 typedef struct sl_stats {
     size_t size;

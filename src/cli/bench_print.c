@@ -101,19 +101,14 @@ static json_t *decode_json(const bench_result *r, const sl_engine_info *info) {
                      list);
 }
 
-/* The engine's part is smaller by what the benchmark keeps for itself. */
-static uint64_t whole_budget(const cli_args *a, const sl_engine_info *info) {
-    return a->memory ? a->memory : info->memory;
-}
-
-static int print_json(const sl_engine *e, const cli_args *a, const bench_result *r) {
+static int print_json(const sl_engine *e, const bench_result *r) {
     sl_engine_info info;
     sl_stats stats = {.size = sizeof stats};
     cli_get_info(e, &info);
     sl_engine_get_stats(e, &stats);
-    json_t *doc = json_pack("{s:o, s:{s:I, s:I, s:I, s:I}}", "model", cli_info_json(&info), "memory", "peak",
-                            (json_int_t)stats.memory_peak, "budget", (json_int_t)whole_budget(a, &info),
-                            "engine_budget", (json_int_t)info.memory, "process_peak", (json_int_t)sl_peak_rss());
+    json_t *doc = json_pack("{s:o, s:{s:I, s:I, s:I}}", "model", cli_info_json(&info), "memory", "peak",
+                            (json_int_t)stats.memory_peak, "budget", (json_int_t)info.memory, "process_peak",
+                            (json_int_t)sl_peak_rss());
     if (r->prefill) {
         json_t *list = json_array();
         for (int i = 0; i < r->repeat; i++)
@@ -129,7 +124,7 @@ static int print_json(const sl_engine *e, const cli_args *a, const bench_result 
 
 /* ---- table ------------------------------------------------------------------------------------------------------- */
 
-static void print_setting(const cli_args *a, const sl_engine_info *i, const sl_stats *s) {
+static void print_setting(const sl_engine_info *i, const sl_stats *s) {
     char file[16], budget[16], peak[16], process[16];
     printf("model     %s (%s, %s, %s)\n", i->path, i->architecture, i->formats, cli_size(i->file_bytes, file));
     printf("as        numeric %s on %s, %d threads, KV %s", i->numeric, i->isa, i->threads, i->kv_type);
@@ -138,7 +133,7 @@ static void print_setting(const cli_args *a, const sl_engine_info *i, const sl_s
                i->reader, (unsigned long long)i->slots,
                (unsigned long long)i->experts * (unsigned long long)i->moe_layers);
     printf("%s%s\n", i->approximation[0] ? "; APPROXIMATION: " : "", i->approximation);
-    printf("memory    budget %s, engine's peak %s, process peak %s\n", cli_size(whole_budget(a, i), budget),
+    printf("memory    budget %s, of it at most %s counted, process peak %s\n", cli_size(i->memory, budget),
            cli_size(s->memory_peak, peak), cli_size(sl_peak_rss(), process));
 }
 
@@ -175,10 +170,10 @@ int bench_print(const sl_engine *e, const cli_args *a, const bench_result *r) {
     sl_engine_info info;
     sl_stats stats = {.size = sizeof stats};
     if (a->json)
-        return print_json(e, a, r);
+        return print_json(e, r);
     cli_get_info(e, &info);
     sl_engine_get_stats(e, &stats);
-    print_setting(a, &info, &stats);
+    print_setting(&info, &stats);
     if (r->prefill)
         print_prefill(r);
     if (r->windows)

@@ -58,7 +58,8 @@ typedef struct cli_args {
     int warmup, prefill, tokens; /* -1: not given */
     const char *ids, *reference, *record;
     bool no_replay;
-    uint64_t reserve; /* set by a command: what it takes of --memory for itself */
+    uint64_t reserve;   /* set by a command: what it takes of --memory for itself */
+    bool whole_context; /* likewise: its sequences will fill the context */
     /* tokenize */
     bool pieces, decode, special, no_bos;
     /* synth */

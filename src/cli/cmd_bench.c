@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* RESERVE: for traces, their replay, ids and logits. */
-enum { RESERVE = 20 << 20 };
+/* RESERVE: for traces, their replay, ids and logits. ENOUGH: to measure memory and not the caches. */
+enum { RESERVE = 20 << 20, ENOUGH = 64 << 20, WARMUP = 256, TOKENS = 128, PREFILL = 512 };
 
 typedef struct bench {
     sl_engine *e;
@@ -19,6 +19,7 @@ typedef struct bench {
     float *logits;
     sl_input *inputs;
     bench_result r;
+    uint64_t spare; /* for measuring memory */
     bool measure_memory;
 } bench;
 
@@ -105,8 +106,9 @@ static bool decode_window(bench *b, sl_seq *seq, int index, sl_error *err) {
         sl_engine_trace(b->e, false);
     }
     if (ok && b->measure_memory) {
-        w->memory_read = cli_measure_memory_read(b->info.threads, err);
-        ok = w->memory_read > 0;
+        cli_machine_rates rates;
+        ok = cli_measure_memory_read(b->info.threads, b->spare, &rates, err);
+        w->memory_read = ok ? rates.memory_read : -1;
     }
     return ok;
 }
@@ -148,7 +150,48 @@ static int need_ids(const bench_result *r) {
     return (int)sl_min_i64(sl_max_i64(decode, r->prefill_tokens), 1 << 24);
 }
 
-static bool run(bench *b, const cli_args *a, sl_error *err) {
+/* The context that is asked for, or the model's. */
+static bool find_limit(const cli_args *a, int *limit, sl_error *err) {
+    cli_args quiet = *a;
+    sl_engine_info info;
+    quiet.log_level = SL_LOG_ERROR;
+    quiet.memory = 0; /* is judged once the context is known */
+    sl_engine *e = cli_open(&quiet, true, err);
+    if (!e)
+        return false;
+    cli_get_info(e, &info);
+    sl_engine_close(e);
+    *limit = a->context ? a->context : info.model_context;
+    return true;
+}
+
+/* What was not asked for is as usual, or as much as the context holds: then a little more than half is measured. */
+static void fit_tokens(bench_result *r, const cli_args *a, int limit) {
+    int usual = WARMUP + TOKENS * r->repeat;
+    r->prefill_tokens = a->prefill >= 0 ? a->prefill : limit < PREFILL ? limit : PREFILL;
+    r->warmup = a->warmup >= 0 ? a->warmup : WARMUP;
+    r->decode_tokens = a->tokens >= 0 ? a->tokens : TOKENS;
+    if (a->tokens < 0 && a->warmup < 0 && usual > limit)
+        r->decode_tokens = (int)sl_min_i64(TOKENS, (int64_t)limit * 3 / 5 / r->repeat);
+    else if (a->tokens < 0 && (int64_t)r->warmup + (int64_t)TOKENS * r->repeat > limit)
+        r->decode_tokens = (limit - r->warmup) / r->repeat;
+    r->decode_tokens = r->decode_tokens < 1 && a->tokens < 0 ? 1 : r->decode_tokens;
+    int64_t left = limit - (int64_t)r->decode_tokens * r->repeat;
+    if (a->warmup < 0 && r->decode_tokens > 0 && left < r->warmup)
+        r->warmup = left > 0 ? (int)left : 0;
+    if ((a->warmup < 0 && r->warmup < WARMUP) || (a->tokens < 0 && r->decode_tokens < TOKENS))
+        cli_note("a context of %d tokens: %d are decoded %d times, after %d", limit, r->decode_tokens, r->repeat,
+                 r->warmup);
+}
+
+static bool run(bench *b, cli_args *a, sl_error *err) {
+    int limit;
+    if (!find_limit(a, &limit, err))
+        return false;
+    fit_tokens(&b->r, a, limit);
+    if (a->context == 0) /* what is needed and no more: KV memory is memory for experts */
+        a->context = (int)sl_min_i64(need_ids(&b->r), limit);
+    a->whole_context = need_ids(&b->r) >= a->context;
     b->e = cli_open(a, false, err);
     if (!b->e)
         return false;
@@ -158,8 +201,11 @@ static bool run(bench *b, const cli_args *a, sl_error *err) {
         return sl_fail(err, SL_ERR_CONTEXT, "%d tokens are to be decoded, the context holds %d (see --ctx, --repeat)",
                        need, b->info.context);
     /* That takes memory of its own, and is the limit only where nothing is read from the disk. */
-    uint64_t experts = (uint64_t)b->info.experts * (uint64_t)b->info.moe_layers;
-    b->measure_memory = a->memory == 0 && b->info.slots >= experts;
+    uint64_t experts = (uint64_t)b->info.experts * (uint64_t)b->info.moe_layers,
+             all = b->info.memory < b->info.full_memory ? b->info.memory : b->info.full_memory,
+             mine = cli_spare_memory(0);
+    b->spare = mine > all ? mine - all : 0;
+    b->measure_memory = a->memory == 0 && b->info.slots >= experts && b->spare >= ENOUGH;
     b->logits = malloc((size_t)b->info.vocab * sizeof *b->logits);
     if (!b->logits)
         return sl_fail(err, SL_ERR_MEMORY, "out of memory for logits of %d tokens", b->info.vocab);
@@ -171,14 +217,9 @@ int cli_bench(const cli_args *a) {
     sl_error err = {0};
     cli_args args = *a;
     bench b = {.args = &args};
-    b.r = (bench_result){.prefill_tokens = a->prefill,
-                         .decode_tokens = a->tokens < 0 ? 128 : a->tokens,
-                         .warmup = a->warmup,
-                         .repeat = a->repeat};
-    if (b.r.prefill_tokens == 0 && b.r.decode_tokens == 0)
+    b.r.repeat = a->repeat;
+    if (a->prefill == 0 && a->tokens == 0)
         return cli_complain(CLI_USAGE, "nothing to measure: --tokens and --prefill are both 0");
-    if (args.context == 0) /* what is needed and no more: KV memory is memory for experts */
-        args.context = need_ids(&b.r);
     args.reserve = RESERVE;
     cli_interrupt_begin(true);
     bool ok = run(&b, &args, &err);

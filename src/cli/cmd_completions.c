@@ -1,7 +1,34 @@
 /* sluice completions: scripts for bash, zsh and fish, made from the tables of commands and options. */
 #include "cli.h"
+#include "synth.h"
 
 #include <string.h>
+
+/* ---- the words that a command's first operand is one of ---------------------------------------------------------- */
+
+static void print_words(const char *words);
+
+static bool has_first_words(const cli_command *c) {
+    return strcmp(c->name, "synth") == 0 || memchr(c->operands, '|', strcspn(c->operands, " "));
+}
+
+/* Between spaces: shapes, or what the usage line lists. */
+static void print_first_words(const cli_command *c) {
+    char listed[64];
+    snprintf(listed, sizeof listed, "%.*s", (int)strcspn(c->operands, " "), c->operands);
+    if (strcmp(c->name, "synth") != 0) {
+        print_words(listed);
+        return;
+    }
+    printf("list");
+    for (const synth_shape *s = synth_shapes; s->name; s++)
+        printf(" %s", s->name);
+}
+
+static void print_command_names(void) {
+    for (const cli_command *c = cli_commands; c->name; c++)
+        printf("%s%s", c == cli_commands ? "" : " ", c->name);
+}
 
 /* ---- bash -------------------------------------------------------------------------------------------------------- */
 
@@ -32,21 +59,30 @@ static void print_bash_command(const cli_command *c) {
     printf("        esac\n        options=\"");
     for (int i = 0; (o = cli_option_at(c, i)); i++)
         printf("%s--%s", i ? " " : "", o->name);
-    printf("\"\n        ;;\n");
+    printf("\"\n");
+    if (has_first_words(c)) {
+        printf("        words=\"");
+        print_first_words(c);
+        printf("\"\n");
+    }
+    printf("        ;;\n");
 }
 
 static void print_bash(void) {
     printf("# bash completion for sluice\n"
            "_sluice() {\n"
-           "    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} options=\n"
+           "    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} options= words=\n"
            "    if [ \"$COMP_CWORD\" -eq 1 ]; then\n"
            "        COMPREPLY=($(compgen -W \"");
-    for (const cli_command *c = cli_commands; c->name; c++)
-        printf("%s ", c->name);
-    printf("help --version\" -- \"$current\"))\n        return\n    fi\n    case ${COMP_WORDS[1]} in\n");
+    print_command_names();
+    printf(" help --version\" -- \"$current\"))\n        return\n    fi\n    case ${COMP_WORDS[1]} in\n");
     for (const cli_command *c = cli_commands; c->name; c++)
         print_bash_command(c);
-    printf("    esac\n"
+    printf("    help)\n        words=\"");
+    print_command_names();
+    printf("\"\n        ;;\n    esac\n"
+           "    if [ \"$COMP_CWORD\" -eq 2 ] && [ -n \"$words\" ] && [ \"${current#-}\" = \"$current\" ]; then\n"
+           "        COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n        return\n    fi\n"
            "    case $current in\n"
            "    -*) COMPREPLY=($(compgen -W \"$options\" -- \"$current\")) ;;\n"
            "    *) COMPREPLY=($(compgen -f -- \"$current\")) ;;\n"
@@ -104,6 +140,11 @@ static void print_zsh(void) {
         printf("    %s)\n        _arguments -s \\\n", c->name);
         for (int i = 0; (o = cli_option_at(c, i)); i++)
             print_zsh_option(o);
+        if (has_first_words(c)) {
+            printf("            '1:what:(");
+            print_first_words(c);
+            printf(")' \\\n");
+        }
         printf("            '*:file:_files'\n        ;;\n");
     }
     printf("    help)\n        _describe command commands\n        ;;\n    esac\n}\n\n_sluice \"$@\"\n");
@@ -144,9 +185,18 @@ static void print_fish(void) {
         printf("'\n");
     }
     printf("complete -c sluice -n __fish_use_subcommand -f -a help -d 'show the options of a command'\n");
-    for (const cli_command *c = cli_commands; c->name; c++)
+    printf("complete -c sluice -n '__fish_seen_subcommand_from help' -f -a '");
+    print_command_names();
+    printf("'\n");
+    for (const cli_command *c = cli_commands; c->name; c++) {
+        if (has_first_words(c)) {
+            printf("complete -c sluice -n '__fish_seen_subcommand_from %s' -a '", c->name);
+            print_first_words(c);
+            printf("'\n");
+        }
         for (int i = 0; (o = cli_option_at(c, i)); i++)
             print_fish_option(c, o);
+    }
 }
 
 int cli_completions(const cli_args *a) {

@@ -224,6 +224,7 @@ int cli_eval(const cli_args *a) {
         ref = reference_open(a->reference, &err);
         if (!ref)
             return cli_report(&err);
+        args.whole_context = args.context == 0;
         if (args.context == 0)
             args.context = (int)clip(ref->positions, a->tokens);
     } else if (args.context == 0 && args.window > 0) {

@@ -1,9 +1,11 @@
 /* sluice plan: what a memory budget will give, before loading anything.
  *
- * A token needs: the resident weights read from memory once, the experts it asks for read from memory once, and those
- * of them that are not in a slot read from the disk. Reads of a layer overlap with the computing of its hits, so a
- * token takes dense + max(disk, hits) + misses computed. The one thing that cannot be known is the hit rate: it is
- * given for two routings, one that uses all experts alike and one as skewed as trained models are found to be. */
+ * A token needs: the resident part computed, the experts it asks for computed, and those of them that are not in a slot
+ * read from the disk. Reads of a layer overlap with the computing of its hits, so a token takes
+ * dense + max(disk, hits) + misses. Computing is timed on layers of the model's shapes over zeros (sl_engine_measure);
+ * where that cannot be, it is taken to be as fast as memory is read, and the speed is called a bound. The one thing
+ * that cannot be known is the hit rate: it is given for two routings, one that uses all experts alike and one as skewed
+ * as trained models are found to be. */
 #include "cli.h"
 
 #include <math.h>
@@ -16,6 +18,14 @@ typedef struct forecast {
 
 enum { UNIFORM, SKEWED, FORECASTS };
 
+typedef struct plan {
+    sl_engine_info info;
+    cli_machine_rates rates;
+    sl_decode_cost cost;
+    bool measured; /* cost is measured, else a bound */
+    forecast forecast[FORECASTS];
+} plan;
+
 /* Below one token's demand an LRU would miss always; then a fixed subset stays, and serves its share of the requests.
  */
 static bool below_cliff(const sl_engine_info *i) {
@@ -27,15 +37,26 @@ static double share_of_experts(const sl_engine_info *i) {
     return all > 0 && (double)i->slots < all ? (double)i->slots / all : 1;
 }
 
-static forecast predict(const sl_engine_info *i, const cli_machine_rates *m, int which) {
+/* What computing a token takes; false: no more than a bound is known. */
+static bool cost_of_token(sl_engine *e, const sl_engine_info *i, const cli_machine_rates *m, uint64_t spare,
+                          sl_decode_cost *cost) {
+    *cost = (sl_decode_cost){.size = sizeof *cost};
+    if (sl_engine_measure(e, spare, 0.5, cost, NULL))
+        return true;
+    cost->dense_seconds = (double)i->dense_bytes_per_token / m->memory_read;
+    cost->expert_seconds = (double)i->bytes_per_token / m->memory_read;
+    return false;
+}
+
+static forecast predict(const sl_engine_info *i, const cli_machine_rates *m, const sl_decode_cost *cost, int which) {
     double share = share_of_experts(i);
     forecast f = {.name = which == UNIFORM ? "all experts alike" : "skewed as trained models are"};
     f.hit_rate = which == UNIFORM || below_cliff(i) ? share : sqrt(share);
     double asked = (double)i->bytes_per_token;
     f.disk_bytes = asked * (1 - f.hit_rate);
-    double dense = (double)i->dense_bytes_per_token / m->memory_read, hits = asked * f.hit_rate / m->memory_read,
-           misses = f.disk_bytes / m->memory_read, disk = f.disk_bytes > 0 ? f.disk_bytes / m->disk_read : 0;
-    f.seconds = dense + fmax(disk, hits) + misses;
+    double hits = cost->expert_seconds * f.hit_rate, misses = cost->expert_seconds - hits,
+           disk = f.disk_bytes > 0 ? f.disk_bytes / m->disk_read : 0;
+    f.seconds = cost->dense_seconds + fmax(disk, hits) + misses;
     return f;
 }
 
@@ -44,14 +65,19 @@ static json_t *forecast_json(const forecast *f) {
                      f->disk_bytes, "decode_tokens_per_second", f->seconds > 0 ? 1 / f->seconds : 0.0);
 }
 
-static int print_plan_json(const sl_engine_info *i, const cli_machine_rates *m, const forecast *f) {
+static json_t *machine_json(const plan *p) {
+    return json_pack("{s:f, s:b, s:f, s:b, s:f, s:f, s:b}", "memory_read_bytes_per_second", p->rates.memory_read,
+                     "memory_beyond_caches", p->rates.beyond_caches, "disk_read_bytes_per_second", p->rates.disk_read,
+                     "disk_direct", p->rates.disk_direct, "dense_seconds_per_token", p->cost.dense_seconds,
+                     "expert_seconds_per_token", p->cost.expert_seconds, "computing_measured", p->measured);
+}
+
+static int print_plan_json(const plan *p) {
     json_t *list = json_array();
-    for (int k = 0; k < (i->experts > 0 ? FORECASTS : 1); k++)
-        json_array_append_new(list, forecast_json(&f[k]));
-    return cli_print_json(json_pack("{s:o, s:{s:f, s:f, s:b}, s:b, s:o}", "model", cli_info_json(i), "machine",
-                                    "memory_read_bytes_per_second", m->memory_read, "disk_read_bytes_per_second",
-                                    m->disk_read, "disk_direct", m->disk_direct, "below_one_token", below_cliff(i),
-                                    "forecasts", list));
+    for (int k = 0; k < (p->info.experts > 0 ? FORECASTS : 1); k++)
+        json_array_append_new(list, forecast_json(&p->forecast[k]));
+    return cli_print_json(json_pack("{s:o, s:o, s:b, s:o}", "model", cli_info_json(&p->info), "machine",
+                                    machine_json(p), "below_one_token", below_cliff(&p->info), "forecasts", list));
 }
 
 static void print_fit(const sl_engine_info *i) {
@@ -67,63 +93,90 @@ static void print_fit(const sl_engine_info *i) {
     printf("\n");
 }
 
-static void print_forecast(const forecast *f, bool experts) {
+static void print_forecast(const plan *p, const forecast *f) {
     char bytes[16];
-    double rate = f->seconds > 0 ? 1 / f->seconds : 0;
-    if (experts)
-        printf("decode    %7.2f tokens/s   hit rate %5.1f %%, %s from disk per token   if routing is %s\n", rate,
-               100 * f->hit_rate, cli_size((uint64_t)f->disk_bytes, bytes), f->name);
-    else
-        printf("decode    %7.2f tokens/s\n", rate);
+    printf("decode    %s%7.2f tokens/s", p->measured ? "" : "at most ", f->seconds > 0 ? 1 / f->seconds : 0);
+    if (p->info.experts > 0)
+        printf("   hit rate %5.1f %%, %s from disk per token   if routing is %s", 100 * f->hit_rate,
+               cli_size((uint64_t)f->disk_bytes, bytes), f->name);
+    printf("\n");
 }
 
-static void print_plan(const sl_engine_info *i, const cli_machine_rates *m, const forecast *f) {
-    print_fit(i);
-    printf("machine   memory reads %.1f GB/s on %d threads", m->memory_read / 1e9, i->threads);
-    if (i->experts > 0)
-        printf("; disk reads %.2f GB/s (%s, pieces of an expert's size)", m->disk_read / 1e9,
+static void print_machine(const plan *p) {
+    const cli_machine_rates *m = &p->rates;
+    printf("machine   memory reads %.1f GB/s on %d threads%s\n", m->memory_read / 1e9, p->info.threads,
+           m->beyond_caches ? "" : " (measured within the caches, for want of memory: too good)");
+    if (p->info.experts > 0)
+        printf("          disk reads %.2f GB/s (%s, pieces of an expert's size)\n", m->disk_read / 1e9,
                m->disk_direct ? "past the page cache" : "through the page cache: may be too good");
-    printf("\n");
+    if (p->measured)
+        printf("          computes a token in %.2f ms, its experts in %.2f ms of them\n",
+               (p->cost.dense_seconds + p->cost.expert_seconds) * 1e3, p->cost.expert_seconds * 1e3);
+}
+
+static void print_assumptions(const plan *p) {
+    printf(
+        "assumes   %s;\n          reads of a layer overlap with the computing of its hits; no prefetch; a cache that "
+        "has warmed\n          up; hit rate = share of experts in memory (all alike) or its square root (skewed)\n",
+        p->measured ? "computing takes what layers of this shape took, a few hundred tokens into a text"
+                    : "computing is as fast as memory is read, which it never quite is: an upper bound");
+}
+
+static void print_plan(const plan *p) {
+    const sl_engine_info *i = &p->info;
+    print_fit(i);
+    print_machine(p);
     for (int k = 0; k < (i->experts > 0 ? FORECASTS : 1); k++)
-        print_forecast(&f[k], i->experts > 0);
+        print_forecast(p, &p->forecast[k]);
     if (i->experts > 0 && below_cliff(i))
         printf("warning   the slots hold less than the %d experts one token asks for: a fixed subset stays in memory\n",
                i->experts_per_token * i->moe_layers);
     if (i->approximation[0])
         printf("asked for %s (an approximation)\n", i->approximation);
-    printf(
-        "assumes   computing is as fast as memory is read; the weights of a token are read once; reads of a\n"
-        "          layer overlap with the computing of its hits; no prefetch; a cache that has warmed up; hit rate =\n"
-        "          share of experts in memory (all alike) or its square root (skewed).\n");
+    print_assumptions(p);
+}
+
+/* All of it within what the budget leaves, one after the other. */
+static bool measure(sl_engine *e, plan *p, sl_error *err) {
+    enum { DEPTH = 8 };
+    const sl_engine_info *i = &p->info;
+    uint64_t spare = cli_spare_memory(i->memory);
+    cli_status("measuring memory and disk");
+    /* An expert is three reads (gate, up, down) of about a third each. */
+    bool ok =
+        cli_measure_memory_read(i->threads, spare, &p->rates, err) &&
+        (i->experts == 0 || cli_measure_disk_read(i->path, i->bytes_per_expert / 3, DEPTH, 1.0, spare, &p->rates, err));
+    cli_status("measuring a token");
+    p->measured = ok && cost_of_token(e, i, &p->rates, spare, &p->cost);
+    cli_status_clear();
+    for (int k = 0; ok && k < FORECASTS; k++)
+        p->forecast[k] = predict(i, &p->rates, &p->cost, k);
+    return ok;
+}
+
+static int plan_with(sl_engine *e, const cli_args *a) {
+    sl_error err = {0};
+    plan p = {.rates = {0}};
+    char have[16], least[16];
+    cli_get_info(e, &p.info);
+    /* A budget that was asked for has been judged by opening; the least is named with some slack. */
+    if (a->memory == 0 && p.info.memory < p.info.least_memory)
+        return cli_complain(CLI_FAILED, "%s does not run in %s: the least is %s", p.info.path,
+                            cli_size(p.info.memory, have), cli_size(p.info.least_memory, least));
+    if (!measure(e, &p, &err))
+        return cli_report(&err);
+    if (a->json)
+        return print_plan_json(&p);
+    print_plan(&p);
+    return CLI_OK;
 }
 
 int cli_plan(const cli_args *a) {
     sl_error err = {0};
-    sl_engine_info info;
-    cli_machine_rates rates = {0};
-    forecast forecasts[FORECASTS];
-    char have[16], least[16];
     sl_engine *e = cli_open(a, true, &err);
     if (!e)
         return cli_report(&err);
-    cli_get_info(e, &info);
+    int status = plan_with(e, a);
     sl_engine_close(e);
-    /* A budget that was asked for has been judged by opening; the least is named with some slack. */
-    if (a->memory == 0 && info.memory < info.least_memory)
-        return cli_complain(CLI_FAILED, "%s does not run in %s: the least is %s", info.path,
-                            cli_size(info.memory, have), cli_size(info.least_memory, least));
-    cli_status("measuring memory and disk");
-    rates.memory_read = cli_measure_memory_read(info.threads, &err);
-    /* An expert is three reads (gate, up, down) of about a third each. */
-    bool ok = rates.memory_read > 0 &&
-              (info.experts == 0 || cli_measure_disk_read(info.path, info.bytes_per_expert / 3, 8, 1.0, &rates, &err));
-    cli_status_clear();
-    if (!ok)
-        return cli_report(&err);
-    for (int k = 0; k < FORECASTS; k++)
-        forecasts[k] = predict(&info, &rates, k);
-    if (a->json)
-        return print_plan_json(&info, &rates, forecasts);
-    print_plan(&info, &rates, forecasts);
-    return CLI_OK;
+    return status;
 }

@@ -69,7 +69,7 @@ int cli_run(const cli_args *a) {
     size_t size = 0, count = 0;
     int32_t *ids = NULL;
     int status;
-    char *prompt = cli_read_prompt(a->operand[1], a->file, &size, &err);
+    char *prompt = cli_read_prompt(a->operand[1], a->file, !a->raw, &size, &err);
     sl_engine *e = prompt ? cli_open(a, false, &err) : NULL;
     if (!e)
         status = cli_report(&err);

@@ -116,7 +116,7 @@ static int encode(const sl_engine *e, const cli_args *a, const char *text, size_
 int cli_tokenize(const cli_args *a) {
     sl_error err = {0};
     size_t size = 0;
-    char *text = cli_read_prompt(a->operand[1], a->file, &size, &err);
+    char *text = cli_read_prompt(a->operand[1], a->file, false, &size, &err);
     sl_engine *e = text ? cli_open(a, true, &err) : NULL;
     int status = !e ? cli_report(&err) : a->decode ? decode(e, a, text) : encode(e, a, text, size);
     sl_engine_close(e);

@@ -71,8 +71,9 @@ static void watch_end(load_watch *w) {
 static sl_engine_options engine_options(const cli_args *a, bool plan_only) {
     sl_engine_options o = SL_ENGINE_OPTIONS_INIT;
     o.model = a->operand[0];
-    /* --memory is a ceiling on the whole process: what a command takes for itself is not the engine's. */
-    o.memory = a->memory > a->reserve ? a->memory - a->reserve : a->memory;
+    o.memory = a->memory;
+    o.reserve = a->reserve;
+    o.whole_context = a->whole_context;
     o.threads = a->threads;
     o.context = a->context;
     o.chunk = a->chunk;

@@ -69,9 +69,12 @@ const cli_option cli_json_options[] = {
     {"json", 'j', CLI_FLAG, AT(json), 0, 0, NULL, "one JSON document on standard output"}, END};
 
 const cli_option cli_bench_options[] = {
-    {"warmup", 0, CLI_INT, AT(warmup), 0, 1 << 20, "N", "tokens decoded before measuring (default: 256)"},
-    {"tokens", 0, CLI_INT, AT(tokens), 0, 1 << 20, "N", "tokens decoded per repetition (default: 128)"},
-    {"prefill", 0, CLI_INT, AT(prefill), 0, 1 << 20, "N", "tokens of the prefill; 0: none (default: 512)"},
+    {"warmup", 0, CLI_INT, AT(warmup), 0, 1 << 20, "N",
+     "tokens decoded before measuring (default: 256, fewer in a short context)"},
+    {"tokens", 0, CLI_INT, AT(tokens), 0, 1 << 20, "N",
+     "tokens decoded per repetition (default: 128, fewer in a short context)"},
+    {"prefill", 0, CLI_INT, AT(prefill), 0, 1 << 20, "N",
+     "tokens of the prefill; 0: none (default: 512, or the context)"},
     {"repeat", 0, CLI_INT, AT(repeat), 1, 1000, "N", "repetitions; medians are shown (default: 3)"},
     {"ids", 0, CLI_TEXT, AT(ids), 0, 0, "FILE",
      "token ids to force: numbers or a JSON array; \"random\": spread over the vocabulary (default: a built-in text)"},

@@ -9,9 +9,9 @@
 void cli_args_init(cli_args *a) {
     *a = (cli_args){.think = -1,
                     .log_level = SL_LOG_WARN,
-                    .warmup = 256,
+                    .warmup = -1,
                     .tokens = -1,
-                    .prefill = 512,
+                    .prefill = -1,
                     .repeat = 3,
                     .format = "q4_0-gguf"};
 }
@@ -350,7 +350,23 @@ static int distance(const char *a, const char *b) {
     return row[m];
 }
 
+/* The one candidate that `word` begins; NULL: none, or several. */
+static const char *begun(const char *word, const char *(*next)(const void *ctx, int i), const void *ctx) {
+    const char *found = NULL, *candidate;
+    for (int i = 0; (candidate = next(ctx, i)); i++) {
+        if (strncmp(word, candidate, strlen(word)) != 0)
+            continue;
+        if (found)
+            return NULL;
+        found = candidate;
+    }
+    return found;
+}
+
 const char *cli_nearest(const char *word, const char *(*next)(const void *ctx, int i), const void *ctx) {
+    const char *whole = strlen(word) >= 2 ? begun(word, next, ctx) : NULL;
+    if (whole)
+        return whole;
     const char *best = NULL, *candidate;
     int least = 3;
     for (int i = 0; (candidate = next(ctx, i)); i++) {

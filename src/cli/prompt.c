@@ -41,7 +41,7 @@ char *cli_read_input(const char *file, uint64_t limit, size_t *size, sl_error *e
     return strcmp(file, "-") == 0 ? read_stdin(limit, size, err) : sl_read_text(file, limit, size, err);
 }
 
-char *cli_read_prompt(const char *text, const char *file, size_t *size, sl_error *err) {
+char *cli_read_prompt(const char *text, const char *file, bool chomp, size_t *size, sl_error *err) {
     if (text && file)
         return sl_fail_null(err, SL_ERR_ARGUMENT, "a prompt as an argument and --file exclude each other");
     if (text && strcmp(text, "-") != 0) {
@@ -56,8 +56,8 @@ char *cli_read_prompt(const char *text, const char *file, size_t *size, sl_error
     char *input = cli_read_input(file ? file : "-", INPUT_LIMIT, size, err);
     if (!input)
         return NULL;
-    /* The newline that ends a file or echo's output is not part of what was meant. */
-    if (*size > 0 && input[*size - 1] == '\n')
+    /* The newline that ends a file or echo's output is not part of what a person says. */
+    if (chomp && *size > 0 && input[*size - 1] == '\n')
         input[--*size] = 0;
     if (*size == 0) {
         sl_fail(err, SL_ERR_ARGUMENT, "the prompt is empty (read from %s)",

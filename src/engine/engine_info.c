@@ -8,8 +8,7 @@ const char *sl_version(void) {
     return SLUICE_VERSION;
 }
 
-/* Gives the caller as much of a struct as its version of it holds; size stays the caller's. */
-static bool give(void *to, const void *from, size_t from_size) {
+bool engine_give(void *to, const void *from, size_t from_size) {
     size_t size;
     memcpy(&size, to, sizeof size);
     if (size < sizeof size)
@@ -69,7 +68,7 @@ bool sl_engine_get_info(const sl_engine *e, sl_engine_info *info) {
     sl_engine_info all = {0};
     fill_model(e, &all);
     fill_settings(e, &all);
-    return give(info, &all, sizeof all);
+    return engine_give(info, &all, sizeof all);
 }
 
 /* ---- statistics ------------------------------------------------------------------------------------------------- */
@@ -131,7 +130,7 @@ void sl_engine_get_stats(const sl_engine *e, sl_stats *stats) {
     fill_experts(e, &all);
     fill_steps(e, &all);
     pthread_mutex_unlock(mutex);
-    give(stats, &all, sizeof all);
+    engine_give(stats, &all, sizeof all);
 }
 
 /* The parts below keep counting; what they had counted is remembered, so that no counter is written by two threads. */

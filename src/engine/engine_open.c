@@ -58,6 +58,8 @@ static bool check_options(const sl_engine_options *o, sl_error *err) {
     return in_range("threads", o->threads, MAX_THREADS, err) && in_range("context", o->context, INT32_MAX / 2, err) &&
            in_range("chunk", o->chunk, MAX_CHUNK, err) &&
            in_range("max_sequences", o->max_sequences, MAX_SEQUENCES, err) &&
+           (o->reserve < UINT64_MAX / 4 ||
+            sl_fail(err, SL_ERR_ARGUMENT, "reserve: %llu bytes", (unsigned long long)o->reserve)) &&
            in_range("read_depth", o->read_depth, 4096, err) && in_range("max_slots", o->max_slots, INT32_MAX, err) &&
            in_range("experts_per_token", o->experts_per_token, INT32_MAX, err);
 }
@@ -324,7 +326,10 @@ static bool plan_budget(sl_engine *e, const numerics *n, bool direct, sl_kv_layo
 #ifdef __GLIBC__
     malloc_trim(0); /* what reading headers and tokenizer left behind is not needed */
 #endif
-    in.process = engine_resident_now();
+    /* It differs a little from run to run; figures that are named should not. */
+    in.process = sl_round_up(engine_resident_now(), 1 << 20);
+    in.reserve = e->options.reserve;
+    in.whole_context = e->options.whole_context;
     in.later = later_bytes(e);
     in.resident = sl_model_resident_bytes(e->model);
     in.kv_block = kv->block_bytes;

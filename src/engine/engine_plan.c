@@ -30,7 +30,7 @@ static uint64_t net(uint64_t budget) {
 }
 
 static uint64_t fixed_bytes(const engine_plan_input *in) {
-    return in->process + in->later + in->resident + in->scratch;
+    return in->process + in->later + in->reserve + in->resident + in->scratch;
 }
 
 static uint64_t largest_slot(const engine_plan_input *in) {
@@ -69,15 +69,21 @@ static uint64_t context_slabs(const engine_plan_input *in, uint64_t slab) {
     return ceil_div((uint64_t)in->context_blocks, slab / in->kv_block);
 }
 
+/* Bytes of slabs below which nothing runs. */
+static uint64_t least_bytes(const engine_plan_input *in, int i) {
+    uint64_t slab = engine_slab_size(i);
+    return (in->whole_context ? context_slabs(in, slab) : 1) * slab + in->least_experts[i];
+}
+
 /* Slots in `bytes` beside KV: of a whole context, but of a quarter of the bytes at most, and of one slab at least. */
 static uint64_t slots_in(const engine_plan_input *in, int i, uint64_t bytes) {
     uint64_t slab = engine_slab_size(i), kv = context_slabs(in, slab) * slab;
+    if (bytes < least_bytes(in, i))
+        return 0;
     if (kv > bytes / 4)
         kv = bytes / 4 > slab ? bytes / 4 / slab * slab : slab;
     if (bytes < kv + in->least_experts[i])
         kv = slab;
-    if (bytes < kv + in->least_experts[i])
-        return 0;
     if (in->layers == 0)
         return 1;
     uint64_t full = full_slabs(in, slab), have = (bytes - kv) / slab;
@@ -138,15 +144,13 @@ static engine_plan_input with_least_scratch(const engine_plan_input *in) {
 static int least_slab(const engine_plan_input *in) {
     int best = -1;
     for (int i = 0; i < ENGINE_SLAB_SIZES; i++)
-        if (possible(in, i) &&
-            (best < 0 || engine_slab_size(i) + in->least_experts[i] < engine_slab_size(best) + in->least_experts[best]))
+        if (possible(in, i) && (best < 0 || least_bytes(in, i) < least_bytes(in, best)))
             best = i;
     return best;
 }
 
 static uint64_t least_slab_bytes(const engine_plan_input *in) {
-    int i = least_slab(in);
-    return engine_slab_size(i) + in->least_experts[i];
+    return least_bytes(in, least_slab(in));
 }
 
 /* A third of the experts, or three tokens' demand where that is more: below one token's demand a cache of the most
@@ -184,7 +188,7 @@ static bool too_small(const engine_plan_input *in, const engine_plan *p, sl_erro
                    engine_size_text(resident, sizeof resident, in->resident),
                    engine_size_text(scratch, sizeof scratch, tight.scratch),
                    engine_size_text(slabs, sizeof slabs, least_slab_bytes(in)),
-                   engine_size_text(process, sizeof process, in->process + in->later));
+                   engine_size_text(process, sizeof process, in->process + in->later + in->reserve));
 }
 
 bool engine_plan_make(const engine_plan_input *in, uint64_t budget, engine_plan *out, sl_error *err) {
@@ -201,10 +205,11 @@ bool engine_plan_make(const engine_plan_input *in, uint64_t budget, engine_plan 
                        (unsigned long long)engine_slab_size(ENGINE_SLAB_SIZES - 1));
     engine_plan_input tight = with_least_scratch(in);
     out->least = report(&tight, least_slab_bytes(in));
-    out->least_kv_blocks = engine_slab_size(least_slab(in)) / in->kv_block;
+    int least = least_slab(in);
+    out->least_kv_blocks = (least_bytes(in, least) - in->least_experts[least]) / in->kv_block;
     out->full = report(in, slab_bytes_for(in, total_slots(in)));
     out->suggested = smallest(report(in, slab_bytes_for(in, suggested_slots(in))), out->full);
-    out->charge = in->process + in->later + (budget - net(budget));
+    out->charge = in->process + in->later + in->reserve + (budget - net(budget));
     uint64_t fixed = fixed_bytes(in);
     int slab = net(budget) > fixed ? choose_slab(in, net(budget) - fixed, &out->slots) : -1;
     if (slab < 0)

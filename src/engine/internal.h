@@ -236,6 +236,8 @@ bool engine_fingerprint(sl_engine *e, uint64_t *out, sl_error *err);
 
 /* Copies an options struct that begins with its size, which may be that of another version: what it lacks is zero. */
 bool engine_copy_options(void *to, size_t to_size, const void *from, size_t least, const char *name, sl_error *err);
+/* Gives the caller as much of a struct as its version of it holds; size stays the caller's. */
+bool engine_give(void *to, const void *from, size_t from_size);
 bool engine_check_open(const sl_engine *e, sl_error *err); /* SL_ERR_ARGUMENT when opened with plan_only */
 
 /* Opens with the reader wrapped, for tests that inject faults; wrap takes ownership of inner. */

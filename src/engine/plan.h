@@ -21,6 +21,7 @@ typedef struct engine_plan_input {
     uint64_t scratch_least; /* with the smallest chunk that would be chosen; 0: as scratch */
     uint64_t kv_block;      /* bytes of a KV block */
     int32_t context_blocks;
+    bool whole_context;  /* no budget runs that cannot hold all of them */
     uint64_t least_slab; /* smaller slabs are not made; 0: any */
     /* Routed experts; layers 0: a dense model. */
     int32_t layers, experts, top_k;

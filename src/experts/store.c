@@ -176,9 +176,9 @@ void experts_warn_small(sl_experts *e) {
         return;
     e->told_small = true;
     sl_logf(&e->log, SL_LOG_WARN,
-            "expert cache: %d slots are fewer than the %lld experts a step asks for; a part of them is kept, the rest "
-            "is read in every step",
-            e->slots, (long long)e->demand);
+            "expert cache: fewer slots than the %lld experts a step asks for; a part of them is kept, the rest is read "
+            "in every step",
+            (long long)e->demand);
 }
 
 static uint64_t load(const _Atomic uint64_t *counter) {

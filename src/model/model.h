@@ -55,6 +55,27 @@ const char *sl_model_formats(const sl_model *m);
 bool sl_model_load(sl_model *m, sl_mem *mem, sl_ops *ops, int32_t max_rows, int32_t max_outs,
                    void (*progress)(void *, uint64_t, uint64_t), void *user, sl_error *err);
 
+/* Seconds of one decoded token, where nothing is read from the disk. */
+typedef struct sl_model_cost {
+    double head;    /* embedding, last norm and head */
+    double layer;   /* of one layer, without its routed experts */
+    double experts; /* of one layer: the routed experts of the token */
+} sl_model_cost;
+
+typedef struct sl_model_measure_options {
+    sl_ops_cpu_options ops; /* mem is not used */
+    sl_kv_format kv;
+    uint64_t room;  /* takes no more bytes, and gives them back */
+    double seconds; /* about as long */
+} sl_model_measure_options;
+
+enum { SL_PROBE_TOP_K = 256 };
+
+/* Measures, on the CPU, layers of the model's shapes and formats (those with experts, or the dense ones) over weights
+ * of zeros. Before load; reads nothing. */
+bool sl_model_measure(const sl_model *m, bool moe, const sl_model_measure_options *o, sl_model_cost *out,
+                      sl_error *err);
+
 /* One step. Logits are checked for NaN: SL_ERR_NUMERIC names the row. */
 bool sl_model_forward(sl_model *m, sl_step *step, sl_error *err);
 

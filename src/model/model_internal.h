@@ -61,6 +61,8 @@ struct sl_model {
 bool model_read_config(sl_model *m, sl_error *err);
 /* resolve.c: finds every tensor, checks shapes, lays out resident weights, lists expert extents. */
 bool model_resolve(sl_model *m, sl_error *err);
+/* Gives every resident weight its place in the span. */
+void model_place(sl_model *m);
 /* resolve_experts.c */
 bool model_resolve_experts(sl_model *m, int32_t layer, sl_error *err);
 void model_mark_used(sl_model *m, const sl_tensor *t);

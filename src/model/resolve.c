@@ -214,7 +214,7 @@ static void place(sl_model *m, resident *r) {
     }
 }
 
-static void place_all(sl_model *m) {
+void model_place(sl_model *m) {
     m->resident_bytes = 0;
     for (int i = 0; i < ROLE_LAYER_FIRST; i++)
         place(m, &m->global[i]);
@@ -262,7 +262,7 @@ bool model_resolve(sl_model *m, sl_error *err) {
             return false;
     if (!check_unused(m, err))
         return false;
-    place_all(m);
+    model_place(m);
     list_formats(m);
     return true;
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Would the checks of the kernels notice? Breaks src/kernels one place at a time and runs the tests that cover it.
 
-  tools/mutate_kernels.py BUILD [--kind barrier,bound,index] [--file NAME ...] [--sample N] [--seed N] [--jobs N] [--list]
+  tools/mutate_kernels.py BUILD [--kind barrier,bound,index] [--file NAME ...] [--match EXPR] [--sample N] [--seed N] [--jobs N] [--list]
 
 A mutant removes one barrier, shifts one bound (< and <=, > and >=), or changes one index (its first and last names change places, or it is moved
 by one). The kernels' texts lie inside the test programs: a mutant is a copy of the program with one of them patched, the
@@ -9,7 +9,7 @@ same length as before (a comment gives way), so nothing is built.
 
 A mutant is killed by a wrong result, a report of the checking mode or a crash; one that does not compile, or that is the same kernel after
 compiling, says nothing. Survivors are either gaps in the tests or equivalent: those are listed with their proof in tools/mutants_equivalent.txt,
-one a line: FILE | KIND | SOURCE LINE | OCCURRENCE IN LINES THAT READ SO | PROOF. Exit status 1 when a survivor has no proof.
+one a line: FILE | KIND | SOURCE LINE | OCCURRENCE IN LINES THAT READ SO | PROOF (\\| is a |). Exit status 1 when a survivor has no proof.
 """
 
 import argparse
@@ -209,7 +209,7 @@ def judge(build, m, seconds):
 def read_proofs():
     proofs = {}
     for line in PROOFS.read_text().splitlines() if PROOFS.exists() else []:
-        parts = [p.strip() for p in line.split(" | ")]
+        parts = [p.strip().replace("\\|", "|") for p in line.split(" | ")]
         if line.strip() and not line.startswith("#"):
             if len(parts) != 5:
                 sys.exit(f"{PROOFS}: expected FILE | KIND | LINE | OCCURRENCE | PROOF: {line}")
@@ -222,6 +222,7 @@ def main():
     p.add_argument("build", type=Path)
     p.add_argument("--kind", default="barrier,bound,index")
     p.add_argument("--file", nargs="*")
+    p.add_argument("--match", default="", help="only those whose FILE:LINE KIND N: SOURCE matches this expression")
     p.add_argument("--sample", type=int, help="only so many, chosen at random")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
@@ -229,7 +230,7 @@ def main():
     p.add_argument("--list", action="store_true", help="show the mutants, run nothing")
     a = p.parse_args()
     files = [f for f in sorted(KERNELS.iterdir()) if f.suffix in (".metal", ".h") and f.name != "args.h" and (not a.file or f.name in a.file)]
-    mutants = [m for f in files for m in find_mutants(f, a.kind.split(","))]
+    mutants = [m for f in files for m in find_mutants(f, a.kind.split(",")) if re.search(a.match, m.name)]
     if a.sample is not None and a.sample < len(mutants):
         mutants = random.Random(a.seed).sample(mutants, a.sample)
     if a.list:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Would the checks of the kernels notice? Breaks src/kernels one place at a time and runs the tests that cover it.
+r"""Would the checks of the kernels notice? Breaks src/kernels one place at a time and runs the tests that cover it.
 
   tools/mutate_kernels.py BUILD [--kind barrier,bound,index] [--file NAME ...] [--match EXPR] [--sample N] [--seed N] [--jobs N] [--list]
 

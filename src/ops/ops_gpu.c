@@ -33,7 +33,10 @@ static sl_buffer gpu_ops_scratch(sl_ops *ops, uint64_t bytes, sl_error *err) {
 }
 
 static void gpu_ops_set_kv(sl_ops *ops, const sl_kv_layout *layout) {
-    ops_memory_set_kv(&self(ops)->known, layout);
+    sl_ops_gpu *o = self(ops);
+    if (layout->format != o->known.kv.format || layout->head_dim != o->known.kv.head_dim)
+        gpu_libraries_drop(o); /* they are for one kind */
+    ops_memory_set_kv(&o->known, layout);
 }
 
 static bool gpu_ops_add_kv_slab(sl_ops *ops, void *slab, sl_error *err) {

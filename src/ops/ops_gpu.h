@@ -136,6 +136,9 @@ static inline uint8_t *gpu_at(const sl_ops_gpu *o, sl_buffer b, uint64_t offset)
 
 /* ---- ops_gpu_library.c ---- */
 
+/* As kernels name KV formats: "f16". */
+const char *gpu_kv_name(sl_kv_format format);
+
 /* The variant for a matrix whose rows begin at these addresses. */
 kernel_format gpu_format_of(const sl_matrix *m, const void *const part[3]);
 /* The format goes into the libraries; with all its alignments where part is NULL. */

@@ -3,7 +3,10 @@
 
 #include <stdio.h>
 
-static const char *const kv_names[] = {[SL_KV_F16] = "f16", [SL_KV_Q8_0] = "q8_0", [SL_KV_F32] = "f32"};
+const char *gpu_kv_name(sl_kv_format format) {
+    static const char *const names[] = {[SL_KV_F16] = "f16", [SL_KV_Q8_0] = "q8_0", [SL_KV_F32] = "f32"};
+    return names[format];
+}
 
 static int32_t splits_of(const gpu_run *r) {
     int32_t last = 0;
@@ -68,7 +71,7 @@ static bool prepare(gpu_run *r, const op *o, const sl_attention_args *args) {
     char entry[64];
     int32_t rows = r->step->rows;
     uint64_t norm = (uint64_t)a->head_dim * sizeof(float);
-    snprintf(entry, sizeof entry, "attention_prepare_%s", kv_names[r->o->known.kv.format]);
+    snprintf(entry, sizeof entry, "attention_prepare_%s", gpu_kv_name(r->o->known.kv.format));
     gpu_call c = gpu_call_begin(r, GPU_PREPARE, bits, args, sizeof *args, entry);
     gpu_call_bind(&c, 1, gpu_view_at(r, &o->src), gpu_rows_bytes(rows, o->src.stride, o->src.cols));
     gpu_call_bind(&c, 2, gpu_view_at(r, k), gpu_rows_bytes(rows, k->stride, k->cols));
@@ -85,7 +88,7 @@ static bool attend_few(gpu_run *r, const op *o, const sl_attention_args *args) {
     char entry[64];
     int32_t rows = r->step->rows;
     uint64_t partial = (uint64_t)rows * args->heads * args->splits * (args->head_dim + 2) * sizeof(float);
-    snprintf(entry, sizeof entry, "attention_decode_%s_%d", kv_names[r->o->known.kv.format], a->head_dim);
+    snprintf(entry, sizeof entry, "attention_decode_%s_%d", gpu_kv_name(r->o->known.kv.format), a->head_dim);
     gpu_call c = gpu_call_begin(r, GPU_DECODE, 0, args, sizeof *args, entry);
     gpu_call_bind(&c, 1, gpu_view_at(r, &o->src), gpu_rows_bytes(rows, o->src.stride, o->src.cols));
     gpu_call_bind(&c, 2, r->o->scratch.partial, partial);
@@ -104,7 +107,7 @@ static bool attend_many(gpu_run *r, const op *o, const sl_attention_args *args) 
     const sl_step_head *head = (const sl_step_head *)(const void *)r->o->scratch.step;
     int32_t rows = r->step->rows, pair = a->head_dim <= 128 && (a->heads / a->kv_heads) % 2 == 0 ? 2 : 1;
     char entry[64];
-    snprintf(entry, sizeof entry, "attention_prefill_%s_%d_%d", kv_names[r->o->known.kv.format], a->head_dim, pair);
+    snprintf(entry, sizeof entry, "attention_prefill_%s_%d_%d", gpu_kv_name(r->o->known.kv.format), a->head_dim, pair);
     gpu_call c = gpu_call_begin(r, GPU_PREFILL, 0, args, sizeof *args, entry);
     gpu_call_bind(&c, 1, gpu_view_at(r, &o->src), gpu_rows_bytes(rows, o->src.stride, o->src.cols));
     gpu_call_bind(&c, 2, gpu_view_at(r, &o->dst), gpu_rows_bytes(rows, o->dst.stride, o->dst.cols));

@@ -54,21 +54,31 @@ static const char *const file_names[GPU_FILES] = {
     [GPU_EXPERT] = "expert.metal",
 };
 
+/* What the model has, and no more, is compiled: its formats, its KV. */
+static bool put_source(const sl_ops_gpu *o, gpu_file file, sl_buf *out, sl_error *err) {
+    size_t size;
+    const sl_kv_layout *kv = &o->known.kv;
+    char *source = kernel_source(file_names[file], o->formats, o->format_count, &size, err);
+    if (!source)
+        return false;
+    sl_buf_puts(out, "#define SL_FMA_FORMATS(X)\n"); /* measured beside the others, not used */
+    if (kv->head_dim)
+        sl_buf_printf(out, "#define SL_ATTENTION_KV %s\n#define SL_ATTENTION_DIM %d\n", gpu_kv_name(kv->format),
+                      kv->head_dim);
+    sl_buf_append(out, source, size);
+    free(source);
+    return !out->failed || sl_fail(err, SL_ERR_MEMORY, "out of memory for the source of %s", file_names[file]);
+}
+
 static sl_gpu_library *library(sl_ops_gpu *o, gpu_file file, sl_error *err) {
     if (o->library[file])
         return o->library[file];
-    static const char no_fma[] = "#define SL_FMA_FORMATS(X)\n"; /* measured beside the others, not used */
     sl_gpu_compile_options options = SL_GPU_COMPILE_OPTIONS_INIT;
     options.name = file_names[file];
-    size_t size;
-    sl_buf whole = {0};
-    char *source = kernel_source(file_names[file], o->formats, o->format_count, &size, err);
-    if (source && sl_buf_puts(&whole, no_fma) && sl_buf_append(&whole, source, size))
-        o->library[file] = sl_gpu_library_new(o->gpu, whole.data, whole.size, &options, err);
-    else if (source)
-        sl_fail(err, SL_ERR_MEMORY, "out of memory for the source of %s", file_names[file]);
-    free(source);
-    sl_buf_free(&whole);
+    sl_buf source = {0};
+    if (put_source(o, file, &source, err))
+        o->library[file] = sl_gpu_library_new(o->gpu, source.data, source.size, &options, err);
+    sl_buf_free(&source);
     return o->library[file];
 }
 

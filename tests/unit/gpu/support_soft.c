@@ -84,6 +84,30 @@ static bool compile(soft_rig *r, const char *body, sl_buf *payload) {
     return ok;
 }
 
+/* Compiled once per text and mode: the same kernel runs in many orders. */
+static const sl_buf *compile_once(soft_rig *r, const char *body) {
+    static struct {
+        char *body;
+        bool checked;
+        sl_buf payload;
+    } known[64];
+    size_t i = 0;
+    bool checked = soft_of(r->device)->checking;
+    while (i + 1 < SL_COUNT(known) && known[i].body &&
+           (known[i].checked != checked || strcmp(known[i].body, body) != 0))
+        i++;
+    if (known[i].body && known[i].checked == checked && strcmp(known[i].body, body) == 0)
+        return &known[i].payload;
+    free(known[i].body);
+    sl_buf_free(&known[i].payload);
+    known[i].payload = (sl_buf){0};
+    known[i].body = sl_strdup(body);
+    known[i].checked = checked;
+    if (!compile(r, body, &known[i].payload))
+        fail_msg("%s", r->error.message);
+    return &known[i].payload;
+}
+
 bool soft_rig_compiles(soft_rig *r, const char *body) {
     sl_buf payload = {0};
     bool ok = compile(r, body, &payload);
@@ -92,13 +116,10 @@ bool soft_rig_compiles(soft_rig *r, const char *body) {
 }
 
 void soft_rig_kernel(soft_rig *r, const char *body, const msl_arg *args, size_t arg_count) {
-    sl_buf payload = {0};
     gpu_pipeline_limits limits;
     drop_kernel(r);
-    if (!compile(r, body, &payload))
-        fail_msg("%s", r->error.message);
-    r->library = gpu_driver_soft.library_load(r->device, payload.data, payload.size, &r->error);
-    sl_buf_free(&payload);
+    const sl_buf *payload = compile_once(r, body);
+    r->library = gpu_driver_soft.library_load(r->device, payload->data, payload->size, &r->error);
     if (!r->library)
         fail_msg("%s", r->error.message);
     r->kernel = (msl_kernel){.name = "k", .entry = "k", .args = args, .arg_count = arg_count};

@@ -70,7 +70,7 @@ static bool check_slots(tr *m, const msl_definition *d, const msl_arg *args, siz
 
 static bool build_args(tr *m, const msl_instance *x, msl_kernel *k) {
     const msl_definition *d = &m->definitions[x->definition];
-    msl_binding binding = {d->template_parameters, x->arguments, NULL};
+    msl_binding binding = {d->template_parameters, x->arguments, NULL, NULL};
     size_t n = 0;
     int *slots = msl_alloc(&m->s.arena, (d->parameter_count + 1) * sizeof *slots);
     msl_arg *args = msl_alloc(&m->s.arena, (d->parameter_count + 1) * sizeof *args);
@@ -108,7 +108,7 @@ static bool unique_name(tr *m, size_t at) {
 /* 0: not said, or not known here. */
 static uint32_t max_threads(const tr *m, const msl_instance *x) {
     const msl_definition *d = &m->definitions[x->definition];
-    msl_binding binding = {d->template_parameters, x->arguments, NULL};
+    msl_binding binding = {d->template_parameters, x->arguments, NULL, NULL};
     int64_t v;
     bool known = msl_range_value(m, x->max_threads, d->is_template ? &binding : NULL, &v);
     return known && v > 0 && v <= 1024 ? (uint32_t)v : 0;
@@ -123,6 +123,7 @@ bool msl_build_kernels(tr *m) {
         char entry[32];
         int n = snprintf(entry, sizeof entry, "msl_entry_%zu", i);
         msl_kernel k = {.name = x->host_name, .line = x->line, .max_threads = max_threads(m, x)};
+        k.threadgroup_memory = msl_storage_bytes(m, x);
         k.entry = msl_copy(&m->s.arena, entry, (size_t)n);
         if (!k.entry)
             return msl_no_memory(&m->s);
@@ -246,7 +247,7 @@ static void put_tables(tr *m) {
     for (size_t i = 0; i < m->instance_count; i++) {
         sl_buf_printf(&m->out, "    {\"msl_entry_%zu\", ", i);
         put_path(m, m->instances[i].scope);
-        sl_buf_printf(&m->out, "msl_entry_%zu, 0},\n", i);
+        sl_buf_printf(&m->out, "msl_entry_%zu, %u},\n", i, m->kernels[i].threadgroup_memory);
     }
     sl_buf_puts(&m->out, m->instance_count ? "};\n" : "static const soft_kernel *const msl_kernels = nullptr;\n");
     if (m->constant_count)

@@ -316,12 +316,14 @@ static size_t storage_name(const tr *m, size_t i, size_t end, size_t *type) {
 }
 
 /* One variable, its name at i; *next behind it. */
-static bool storage(tr *m, int type, size_t i, size_t *next) {
+static bool storage(tr *m, int type, msl_range what, size_t i, size_t *next) {
     int site = m->sites++;
     const msl_token *name = msl_at(m, i);
     size_t j = i + 1;
     while (msl_here(m, j, "[") && !msl_attribute_at(m, j))
         j = msl_behind(m, j);
+    if (!msl_note_storage(m, what, (msl_range){i + 1, j}))
+        return false;
     msl_put(m, i, "%s(%d, msl_tg_%d, %.*s", j > i + 1 ? "MSL_THREADGROUP_ARRAY" : "MSL_THREADGROUP_VAR", site, type,
             (int)name->size, name->text);
     if (j > i + 1 && !m->out_muted)
@@ -360,7 +362,7 @@ static bool storage_declaration(tr *m, size_t i, size_t end, size_t *next) {
     for (size_t j = name;;) {
         if (!msl_name_at(m, j))
             return msl_error_at(&m->s, msl_at(m, j), "threadgroup declaration is not understood");
-        if (!storage(m, site, j, &j))
+        if (!storage(m, site, (msl_range){type, name}, j, &j))
             return false;
         if (msl_here(m, j, ",")) {
             j++;

@@ -278,6 +278,7 @@ bool msl_kernel_function(tr *m, msl_range head, size_t i, size_t end, size_t *ne
     *next = msl_behind(m, body);
     if (msl_here(m, body, ";"))
         return true;
+    d.body = body;
     bool specialised = head.end == head.begin + 3;
     d.is_template = head.begin < head.end && !specialised;
     if (d.is_template)

@@ -83,6 +83,12 @@ static bool bound(const scope *s, const msl_token *name, msl_range *argument, co
     const msl_binding *b = s->binding;
     if (!b)
         return false;
+    for (const msl_symbol *l = b->locals; l; l = l->next)
+        if (msl_same(&l->name, name)) {
+            *argument = l->range;
+            *outer = b;
+            return !l->twice;
+        }
     size_t p = b->parameters.begin, a = b->arguments.begin;
     while (p < b->parameters.end) {
         size_t pe = msl_piece_end(s->m, p, b->parameters.end), ne = p;
@@ -354,7 +360,7 @@ static msl_layout named(const scope *s, msl_range type, msl_range arguments) {
         return built_in(name);
     if (known->twice)
         return (msl_layout){0, 0};
-    msl_binding binding = {known->parameters, arguments, s->binding};
+    msl_binding binding = {known->parameters, arguments, s->binding, NULL};
     scope inner = inside(s, known->parameters.begin < known->parameters.end ? &binding : NULL);
     if (known->kind == MSL_SYMBOL_TYPE)
         return layout_of(&inner, known->range);

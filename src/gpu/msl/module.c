@@ -80,12 +80,14 @@ static void free_working_memory(tr *m) {
     free(m->instances);
     free(m->late);
     free(m->functions);
+    free(m->storage);
     m->tokens = (msl_tokens){0};
     m->scopes = NULL;
     m->definitions = NULL;
     m->instances = NULL;
     m->late = NULL;
     m->functions = NULL;
+    m->storage = NULL;
 }
 
 msl_module *msl_translate(const char *source, size_t n, const msl_options *options, sl_error *err) {

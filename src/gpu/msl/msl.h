@@ -47,7 +47,8 @@ typedef struct msl_kernel {
     int line;
     const msl_arg *args; /* buffers by slot, then threadgroup memory */
     size_t arg_count;
-    uint32_t max_threads; /* [[max_total_threads_per_threadgroup]]; 0: not said */
+    uint32_t max_threads;        /* [[max_total_threads_per_threadgroup]]; 0: not said */
+    uint32_t threadgroup_memory; /* bytes that its body declares; 0: none, or not known from the source alone */
 } msl_kernel;
 
 typedef struct msl_module msl_module;

@@ -14,7 +14,7 @@ enum {
     MSL_MAX_TOKENS = 2 << 20,    /* after the preprocessor */
     MSL_MAX_EXPANSION = 4 << 20, /* tokens made by macros on the way */
     MSL_MAX_MEMORY = 512 << 20,  /* bytes of the arena */
-    MSL_MAX_LIST = 1024,         /* tokens of a template list */
+    MSL_MAX_LIST = 512,          /* tokens of a template list */
     MSL_MAX_CONSTANTS = 512,     /* function constants, and as many derived ones */
     MSL_MAX_KERNELS = 16384,
     MSL_MAX_CHECKED = 2048,   /* functions up to which calls are checked */

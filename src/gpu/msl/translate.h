@@ -40,6 +40,7 @@ typedef struct msl_symbol {
 typedef struct msl_binding {
     msl_range parameters, arguments; /* inside the angles */
     const struct msl_binding *outer; /* where the arguments' names are looked up */
+    const msl_symbol *locals;        /* types and constants of a kernel's body, by next */
 } msl_binding;
 
 typedef struct msl_layout {
@@ -66,6 +67,11 @@ typedef struct msl_parameter {
     bool reference, atomic;
 } msl_parameter;
 
+/* A variable of threadgroup storage. */
+typedef struct msl_storage {
+    msl_range type, dimensions;
+} msl_storage;
+
 typedef struct msl_definition {
     msl_token name;
     msl_range template_parameters, arguments; /* of its template head; of a specialisation's name */
@@ -73,7 +79,7 @@ typedef struct msl_definition {
     size_t scope;                             /* in scopes */
     msl_range max_threads;                    /* of [[max_total_threads_per_threadgroup(..)]] */
     msl_parameter *parameters;
-    size_t parameter_count;
+    size_t parameter_count, body; /* body: its `{` */
     bool is_template;
 } msl_definition;
 
@@ -150,6 +156,8 @@ struct msl_module {
     size_t function_count, function_capacity;
     msl_refusal *refused;
     size_t refused_count, refused_capacity;
+    msl_storage *storage;
+    size_t storage_count, storage_capacity;
     int sites; /* of threadgroup storage */
 
     msl_kernel *kernels;
@@ -232,6 +240,9 @@ bool msl_range_value(const tr *m, msl_range r, const msl_binding *binding, int64
 /* ---- entry.c ----------------------------------------------------------------------------------------------------- */
 
 bool msl_build_kernels(tr *m);
+/* Bytes of threadgroup storage that an instance's body declares; 0: none, or not known (storage.c). */
+uint32_t msl_storage_bytes(tr *m, const msl_instance *x);
+bool msl_note_storage(tr *m, msl_range type, msl_range dimensions);
 bool msl_emit_entries(tr *m);
 
 #endif

@@ -131,6 +131,26 @@ static void kernels_are_instantiated_in_every_way(void **state) {
           "k(W0 4 a)0");
 }
 
+static void threadgroup_memory_is_summed(void **state) {
+    (void)state;
+    msl_module *m =
+        translate("constant int rows = 4;\n"
+                  "kernel void a(device int *x) { threadgroup float4 s[rows][2]; threadgroup half one; }\n"
+                  "template <typename T, int N> kernel void b(device T *x) { using V = vec<T, 2>; constexpr int wide = "
+                  "N * 2 + 1;\n"
+                  "  threadgroup V s[wide]; if (N) { threadgroup T t[N], u; } }\n"
+                  "template [[host_name(\"b\")]] kernel decltype(b<half, 8>) b<half, 8>;\n"
+                  "kernel void c(device int *x) { threadgroup unknown s[2]; }\nkernel void d(device int *x) {}\n"
+                  "kernel void e(device int *x) { threadgroup int *p; { const int n = 2; } { const int n = 3; "
+                  "threadgroup int s[n]; } }",
+                  MSL_TABLE);
+    static const uint32_t expected[] = {128 + 16, 80 + 16 + 16, 0, 0, 0};
+    static const char *const names[] = {"a", "b", "c", "d", "e"};
+    for (size_t i = 0; i < SL_COUNT(names); i++)
+        assert_int_equal(msl_module_find(m, names[i])->threadgroup_memory, expected[i]);
+    msl_module_free(m);
+}
+
 static void function_constants_make_arguments_optional(void **state) {
     (void)state;
     const char *text =
@@ -242,6 +262,7 @@ int main(void) {
         cmocka_unit_test(arguments_without_index_take_the_next_free_slot),
         cmocka_unit_test(sizes_of_structs_follow_the_language),
         cmocka_unit_test(kernels_are_instantiated_in_every_way),
+        cmocka_unit_test(threadgroup_memory_is_summed),
         cmocka_unit_test(function_constants_make_arguments_optional),
         cmocka_unit_test(what_is_not_supported_is_refused_by_name),
         cmocka_unit_test(pointers_stay_in_their_address_space),

@@ -89,8 +89,24 @@ uint64_t sl_memory_limit(const char *root) {
     return sl_memory_limit_of("/proc/self/cgroup", root ? root : "/sys/fs/cgroup");
 }
 
+/* The kernel's own word for it: what getrusage says counts what the parent held before this program was executed. */
+static uint64_t high_water(void) {
+    FILE *f = fopen("/proc/self/status", "re");
+    char line[256];
+    unsigned long long kib = 0;
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "VmHWM: %llu", &kib) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return kib * 1024;
+}
+
 uint64_t sl_peak_rss(void) {
     struct rusage u;
+    uint64_t peak = high_water();
+    if (peak > 0)
+        return peak;
     getrusage(RUSAGE_SELF, &u);
 #ifdef __APPLE__
     return (uint64_t)u.ru_maxrss;

@@ -12,7 +12,8 @@ const cli_command cli_commands[] = {
      "answer one prompt",
      "The prompt is the argument, or FILE with -f, or standard input. It is put in the model's chat template if there "
      "is\n"
-     "one; --raw continues the text as it is. The answer goes to standard output as it is made.",
+     "one, without the newline that ends a file; --raw continues the text as it is. The answer goes to standard output "
+     "as it is made.",
      {cli_run_options, cli_prompt_options, cli_sampling_options, cli_engine_options, cli_json_options,
       cli_figure_options, cli_common_options},
      cli_run},
@@ -39,8 +40,8 @@ const cli_command cli_commands[] = {
      1,
      1,
      "predict bytes and speed for a memory budget",
-     "Measures this machine's memory and the disk under MODEL for about a second each and predicts, with its\n"
-     "assumptions written beside the numbers. Loads nothing.",
+     "Measures this machine's memory, the disk under MODEL and the computing of a token, and predicts, with its\n"
+     "assumptions written beside the numbers. Loads nothing, and keeps within --memory itself.",
      {cli_engine_options, cli_json_options, cli_common_options},
      cli_plan},
     {"bench",
@@ -69,7 +70,7 @@ const cli_command cli_commands[] = {
      1,
      2,
      "token ids of a text, or the text of ids",
-     "The text is the argument, or FILE with -f, or standard input.",
+     "The text is the argument, or FILE with -f, or standard input; these are taken as they are, to the last newline.",
      {cli_tokenize_options, cli_json_options, cli_common_options},
      cli_tokenize},
     {"synth",

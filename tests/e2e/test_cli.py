@@ -163,16 +163,30 @@ def test_below_the_least_budget_the_error_names_the_least(run, small):
 
 def test_prompt_from_argument_file_and_stdin_is_the_same(run, stories_gguf, tmp_path):
     file = tmp_path / "prompt.txt"
-    file.write_text(PROMPT + "\n")
+    file.write_text(PROMPT)
     args = ["--raw", "-n", 20]
     texts = {
         run("run", stories_gguf, PROMPT, *args).stdout,
         run("run", stories_gguf, "-f", file, *args).stdout,
-        run("run", stories_gguf, *args, stdin=PROMPT + "\n").stdout,
+        run("run", stories_gguf, *args, stdin=PROMPT).stdout,
         run("run", stories_gguf, "-", *args, stdin=PROMPT).stdout,
         run("run", *args, "-f", "-", "--", stories_gguf, stdin=PROMPT).stdout,
     }
     assert len(texts) == 1 and texts.pop().strip()
+
+
+def test_final_newline_is_left_out_of_a_message_only(run, tiny, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text("hello\n")
+
+    def tokens(*args, **more):
+        return json.loads(run("run", tiny, "-n", 1, "--json", *args, **more).stdout)["prompt_tokens"]
+
+    assert tokens("hello") == tokens("-f", file) == tokens(stdin="hello\n") < tokens(stdin="hello\n\n")
+    assert tokens("hello", "--raw") < tokens("-f", file, "--raw") == tokens("--raw", stdin="hello\n")
+    ids = {text: run("tokenize", tiny, stdin=text).stdout for text in ("hello", "hello\n")}
+    assert ids["hello\n"] != ids["hello"] == run("tokenize", tiny, "hello").stdout
+    assert run("tokenize", tiny, "-f", file).stdout == ids["hello\n"]
 
 
 def test_json_is_one_document(run, stories_gguf):

@@ -40,6 +40,24 @@ def test_bash_completion_completes(run, tmp_path):
     assert complete("--kv-type q", 4) == ["q8_0"]
 
 
+def test_first_words_are_completed(run, tmp_path):
+    (tmp_path / "sluice.bash").write_text(run("completions", "bash").stdout)
+
+    def complete(command, word=""):
+        script = 'source "$1"; COMP_WORDS=(sluice "$2" "$3"); COMP_CWORD=2; _sluice; echo "${COMPREPLY[@]}"'
+        return subprocess.run(["bash", "-c", script, "bash", tmp_path / "sluice.bash", command, word], check=True, capture_output=True, text=True,
+                              cwd=tmp_path).stdout.split()
+
+    shapes = [line.split()[0] for line in run("synth", "list").stdout.splitlines()]
+    assert complete("help") == commands(run) and complete("help", "be") == ["bench"]
+    assert complete("synth") == ["list", *shapes] and complete("synth", "--fo") == ["--format", "--force"]
+    assert complete("completions") == ["bash", "zsh", "fish"] and complete("msl", "t") == ["trace"]
+    assert complete("run") == ["sluice.bash"]  # files
+    for shell in ("zsh", "fish"):
+        text = run("completions", shell).stdout
+        assert " ".join(["list", *shapes]) in text and "check run trace" in text
+
+
 def test_manual_names_every_command_and_option(run, repo):
     page = (repo / "docs/sluice.1").read_text().replace("\\-", "-").replace("\\fB", " ").replace("\\fR", " ")
     for command in commands(run):

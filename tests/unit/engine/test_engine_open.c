@@ -202,6 +202,29 @@ static void test_plan_only(void **state) {
     sl_engine_close(e);
 }
 
+/* Layers are timed before anything is loaded, in no more than the memory given; a loaded engine does not. */
+static void test_measure(void **state) {
+    static const char *const models[] = {GOLDEN "qwen2_moe", GOLDEN "llama"};
+    for (size_t i = 0; i < SL_COUNT(models); i++) {
+        sl_engine_options o = model_options_of(models[i]);
+        sl_decode_cost cost = {.size = sizeof cost};
+        sl_error err = {0};
+        o.plan_only = true;
+        sl_engine *e = model_must_open(&o);
+        assert_true(sl_engine_measure(e, 32 * MIB, 0.01, &cost, &err));
+        assert_true(cost.dense_seconds > 0 && cost.dense_seconds < 10);
+        assert_true(model_info_of(e).experts ? cost.expert_seconds > 0 : cost.expert_seconds == 0);
+        assert_false(sl_engine_measure(e, 64 << 10, 0.01, &cost, &err));
+        assert_int_equal(err.code, SL_ERR_BUDGET);
+        sl_engine_close(e);
+        o.plan_only = false;
+        e = model_must_open(&o);
+        assert_false(sl_engine_measure(e, 32 * MIB, 0.01, &cost, &err));
+        assert_int_equal(err.code, SL_ERR_UNSUPPORTED);
+        sl_engine_close(e);
+    }
+}
+
 static void test_info_and_approximation(void **state) {
     sl_engine_options o = model_options_of(GOLDEN "qwen2_moe");
     sl_engine *e = model_must_open(&o);
@@ -314,6 +337,7 @@ int main(void) {
         cmocka_unit_test(test_kv_and_experts_share_the_budget),
         cmocka_unit_test(test_bad_options),
         cmocka_unit_test(test_plan_only),
+        cmocka_unit_test(test_measure),
         cmocka_unit_test(test_info_and_approximation),
         cmocka_unit_test(test_trace),
         cmocka_unit_test(test_text_calls),

@@ -84,6 +84,34 @@ static void test_least_runs_and_less_does_not(void **state) {
     check_fits(&in, &q);
 }
 
+/* What the caller takes is of the budget: it is in the least and in what the allocator must not hand out. */
+static void test_reserve_is_part_of_the_least(void **state) {
+    engine_plan_input in = moe(24, 128, 8, 2654208);
+    engine_plan p, q;
+    sl_error err = {0};
+    assert_false(engine_plan_make(&in, 100 * MIB, &p, NULL));
+    in.reserve = 20 * MIB;
+    assert_false(engine_plan_make(&in, 100 * MIB, &q, &err));
+    assert_in_range(q.least, p.least + 20 * MIB, p.least + 22 * MIB);
+    assert_non_null(strstr(err.message, "memory budget of 104857600 bytes (100.00 MiB)"));
+    assert_true(engine_plan_make(&in, q.least, &p, NULL));
+    check_fits(&in, &p);
+    assert_true(p.charge >= in.process + in.later + in.reserve);
+}
+
+static void test_least_holds_a_whole_context_where_that_is_wanted(void **state) {
+    engine_plan_input in = moe(24, 128, 8, 2654208);
+    engine_plan p, q;
+    assert_false(engine_plan_make(&in, 100 * MIB, &p, NULL));
+    assert_true(p.least_kv_blocks < 64);
+    in.whole_context = true;
+    assert_false(engine_plan_make(&in, p.least, &q, NULL));
+    assert_true(q.least > p.least && q.least_kv_blocks >= 64);
+    assert_true(engine_plan_make(&in, q.least, &p, NULL));
+    check_fits(&in, &p);
+    assert_true(p.kv_blocks >= 64);
+}
+
 static void test_full_holds_everything(void **state) {
     engine_plan_input in = moe(24, 128, 8, 2654208);
     for (int i = 0; i < 24; i += 3)
@@ -167,6 +195,8 @@ static void test_process_is_measured(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_least_runs_and_less_does_not),
+        cmocka_unit_test(test_reserve_is_part_of_the_least),
+        cmocka_unit_test(test_least_holds_a_whole_context_where_that_is_wanted),
         cmocka_unit_test(test_full_holds_everything),
         cmocka_unit_test(test_any_budget_gives_a_valid_plan),
         cmocka_unit_test(test_an_expert_larger_than_a_slab),

@@ -53,6 +53,16 @@ extern __shared__ __align__(16) unsigned char msl_dynamic[];
 #define MSL_thread_index_in_simdgroup      (MSL_INDEX & 31u)
 #define MSL_simdgroup_index_in_threadgroup (MSL_INDEX >> 5)
 #else
+namespace msl_unit {
+namespace metal {
+/* An argument that its function constant leaves out may still be read (not used) on the way: there it finds zeros, as
+ * on Apple's GPUs. */
+alignas(64) static unsigned char msl_zeros[4096];
+MSL_I void *msl_bound(void *p) {
+    return p ? p : msl_zeros;
+}
+} // namespace metal
+} // namespace msl_unit
 #define MSL_THREADGROUP_ARRAY(site, T, name, dims, line)                                                               \
     typedef T msl_t_##name dims;                                                                                       \
     msl_t_##name &name = *(msl_t_##name *)msl_api->threadgroup_static(site, sizeof(msl_t_##name), #name, line)
@@ -61,8 +71,8 @@ extern __shared__ __align__(16) unsigned char msl_dynamic[];
     msl_t_##name &name = *(msl_t_##name *)msl_api->threadgroup_static(site, sizeof(msl_t_##name), #name, line)
 #define MSL_SELF                (*msl_api->self())
 #define MSL_GROUP               (*msl_api->self()->group)
-#define MSL_BUFFER(i)           (::msl_unit::metal::msl_pointer{MSL_GROUP.buffer[i]})
-#define MSL_REFERENCE(i)        (::msl_unit::metal::msl_reference{MSL_GROUP.buffer[i]})
+#define MSL_BUFFER(i)           (::msl_unit::metal::msl_pointer{::msl_unit::metal::msl_bound(MSL_GROUP.buffer[i])})
+#define MSL_REFERENCE(i)        (::msl_unit::metal::msl_reference{::msl_unit::metal::msl_bound(MSL_GROUP.buffer[i])})
 #define MSL_THREADGROUP_SLOT(i) (::msl_unit::metal::msl_pointer{MSL_GROUP.threadgroup[i]})
 #define MSL_3(a)                (::msl_unit::metal::msl_position{{a[0], a[1], a[2]}})
 #define MSL_3_TIMES(a, b, c)                                                                                           \

@@ -128,6 +128,7 @@ bool sl_file_read_uncached(const sl_file *f, uint64_t offset, void *out, uint64_
 void sl_file_drop(const sl_file *f, uint64_t offset, uint64_t n);
 /* Whole file as a NUL-terminated string; files above `limit` bytes are an error. Caller frees. */
 char *sl_read_text(const char *path, uint64_t limit, size_t *size, sl_error *err);
+/* Whether there is such a name, be it of a symbolic link to nothing: opening that says so. */
 bool sl_path_exists(const char *path);
 bool sl_path_is_dir(const char *path);
 /* dir/name, allocated. */

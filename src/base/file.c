@@ -45,10 +45,21 @@ static void open_direct(sl_file *f, const struct stat *st) {
 #endif
 }
 
+/* A symbolic link that leads nowhere is there and cannot be opened: that should not sound as if it were not there. */
+static bool fail_open(const char *path, int saved, sl_error *err) {
+    struct stat st;
+    bool link = lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
+    if (link && saved == ENOENT)
+        return sl_fail(err, SL_ERR_IO, "%s: cannot open: a symbolic link to a file that is not there", path);
+    if (saved == ELOOP)
+        return sl_fail(err, SL_ERR_IO, "%s: cannot open: symbolic links that lead in a circle", path);
+    return sl_fail_errno(err, SL_ERR_IO, saved, "%s: cannot open", path);
+}
+
 sl_file *sl_file_open(const char *path, sl_error *err) {
     int fd = open(path, OPEN_FLAGS);
     if (fd < 0)
-        return sl_fail_errno(err, SL_ERR_IO, errno, "%s: cannot open", path), NULL;
+        return fail_open(path, errno, err), NULL;
     struct stat st;
     if (fstat(fd, &st) != 0) {
         int saved = errno;
@@ -173,7 +184,8 @@ char *sl_read_text(const char *path, uint64_t limit, size_t *size, sl_error *err
 }
 
 bool sl_path_exists(const char *path) {
-    return access(path, F_OK) == 0;
+    struct stat st;
+    return lstat(path, &st) == 0;
 }
 
 bool sl_path_is_dir(const char *path) {

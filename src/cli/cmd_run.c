@@ -8,8 +8,9 @@
 static bool prompt_ids(const sl_engine *e, const cli_args *a, const char *text, size_t n, int32_t **ids, size_t *count,
                        sl_error *err) {
     bool template = !a->raw && sl_has_chat_template(e);
-    if (!template && a->system)
-        return sl_fail(err, SL_ERR_ARGUMENT, "--system needs a chat template, and %s",
+    const char *needs = a->system ? "--system" : a->think == 1 ? "--think" : a->think == 0 ? "--no-think" : NULL;
+    if (!template && needs)
+        return sl_fail(err, SL_ERR_ARGUMENT, "%s needs a chat template, and %s", needs,
                        a->raw ? "--raw uses none" : "the model has none");
     if (!template)
         return sl_tokenize(e, text, n, false, true, ids, count, err);
@@ -69,6 +70,8 @@ int cli_run(const cli_args *a) {
     size_t size = 0, count = 0;
     int32_t *ids = NULL;
     int status;
+    if (a->logprobs > 0 && !a->json)
+        return cli_complain(CLI_USAGE, "--logprobs needs --json: they are part of its document");
     char *prompt = cli_read_prompt(a->operand[1], a->file, !a->raw, &size, &err);
     sl_engine *e = prompt ? cli_open(a, false, &err) : NULL;
     if (!e)

@@ -120,6 +120,9 @@ static bool open_model(sl_engine *e, sl_error *err) {
     e->model = sl_model_open(e->ckpt, err);
     if (!e->model)
         return false;
+    if (sl_model_unknown_keys(e->model)[0])
+        sl_logf(&e->log, SL_LOG_WARN, "%s: keys that are not understood and not used (damaged?): %s", e->path,
+                sl_model_unknown_keys(e->model));
     int32_t usual = sl_model_config_get(e->model)->top_k;
     if (!sl_model_set_top_k(e->model, e->options.experts_per_token, err))
         return false;

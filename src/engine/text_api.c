@@ -178,6 +178,9 @@ bool sl_chat_render(const sl_engine *e, const char *messages_json, const char *e
     sl_buf out = {0};
     const sl_template *t = choose_template(e, globals, err);
     bool ok = t && sl_template_render(t, globals, (int64_t)time(NULL), &out, err);
+    /* What a template raises is its own text: it should say whose. */
+    if (t && !ok && err && strncmp(err->message, "chat template", 13) != 0)
+        sl_fail_prefix(err, "chat template");
     *text = ok ? sl_buf_take(&out, size) : NULL;
     if (ok && !*text)
         ok = sl_fail(err, SL_ERR_MEMORY, "out of memory for a rendered chat");

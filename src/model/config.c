@@ -229,6 +229,8 @@ bool model_read_config(sl_model *m, sl_error *err) {
               read_dense_layers(m, &s, err) &&
               config_integer(&s, (config_key){"vocab_size", NULL}, 1, INT32_MAX, &vocab, &found, err);
     m->config.vocab = (int32_t)vocab; /* GGUF: known when the embedding is found */
+    if (ok)
+        config_unknown_keys(&s, m->arch->gguf, m->unknown_keys, sizeof m->unknown_keys);
     config_source_free(&s);
     return ok;
 }

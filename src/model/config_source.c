@@ -12,6 +12,9 @@ enum { SHOWN = 80, KEY_BYTES = 160 };
 bool config_source_open(config_source *s, const sl_ckpt *c, sl_error *err) {
     bool hf = sl_ckpt_get_kind(c) == SL_CKPT_HF;
     *s = (config_source){.ckpt = c, .json = sl_ckpt_json(c, "config.json")};
+    s->asked = calloc(sl_gguf_key_count(c) + 1, 1);
+    if (!s->asked)
+        return sl_fail(err, SL_ERR_MEMORY, "out of memory");
     if (hf && !s->json)
         return sl_fail(err, SL_ERR_FORMAT, "%s: config.json is missing", sl_ckpt_path(c));
     s->file = hf ? sl_path_join(sl_ckpt_path(c), "config.json") : sl_strdup(sl_ckpt_path(c));
@@ -20,7 +23,9 @@ bool config_source_open(config_source *s, const sl_ckpt *c, sl_error *err) {
 
 void config_source_free(config_source *s) {
     free(s->file);
+    free(s->asked);
     s->file = NULL;
+    s->asked = NULL;
 }
 
 /* ---- what is there ------------------------------------------------------------------------------------------------
@@ -70,10 +75,39 @@ static bool gguf_has(const config_source *s, config_key key) {
     gguf_key(s, key, name);
     for (size_t i = 0, n = sl_gguf_key_count(s->ckpt); i < n; i++) {
         sl_str k = sl_gguf_key(s->ckpt, i);
-        if (k.n == strlen(name) && memcmp(k.p, name, k.n) == 0)
+        if (k.n == strlen(name) && memcmp(k.p, name, k.n) == 0) {
+            s->asked[i] = 1;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What writers add and what changes nothing beside the keys that are asked for. */
+static const char *const silent_keys[] = {
+    "vocab_size",         "attention.value_length", "attention.causal",  "rope.scaling.finetuned",
+    "tensor_data_layout", "expert_count",           "expert_used_count", "expert_shared_count"};
+
+static bool is_silent(const config_source *s, sl_str key) {
+    size_t prefix = strlen(s->prefix);
+    for (size_t i = 0; i < SL_COUNT(silent_keys); i++) {
+        size_t n = strlen(silent_keys[i]);
+        if (key.n == prefix + n && memcmp(key.p, s->prefix, prefix) == 0 &&
+            memcmp(key.p + prefix, silent_keys[i], n) == 0)
             return true;
     }
     return false;
+}
+
+void config_unknown_keys(const config_source *s, const char *arch, char *out, size_t size) {
+    size_t used = 0, n = strlen(arch);
+    out[0] = 0;
+    for (size_t i = 0; !s->json && i < sl_gguf_key_count(s->ckpt) && used < size; i++) {
+        sl_str k = sl_gguf_key(s->ckpt, i);
+        if (!s->asked[i] && k.n > n && memcmp(k.p, arch, n) == 0 && !is_silent(s, k))
+            used +=
+                (size_t)snprintf(out + used, size - used, "%s%.*s", used ? ", " : "", (int)(k.n < 80 ? k.n : 80), k.p);
+    }
 }
 
 /* A value of any type, cut to what a message can hold. */

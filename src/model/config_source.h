@@ -11,11 +11,17 @@ typedef struct config_source {
     json_t *json;    /* config.json; NULL: GGUF */
     char *file;      /* for messages */
     char prefix[64]; /* of GGUF's keys: "qwen3moe." */
+    uint8_t *asked;  /* [GGUF's keys]: somebody asked for it */
 } config_source;
 
 /* False: out of memory, or a directory without config.json. config_source_free afterwards in any case. */
 bool config_source_open(config_source *s, const sl_ckpt *c, sl_error *err);
 void config_source_free(config_source *s);
+
+/* GGUF: the keys of the architecture's own name that nobody asked for and that are not known to say nothing new, with
+ * commas between them, cut where there are too many; "": none. For a warning: such a key is damaged, or says something
+ * that is not done here. */
+void config_unknown_keys(const config_source *s, const char *arch, char *out, size_t size);
 
 /* A field's two names. hf NULL or gguf NULL: that kind of checkpoint has no such field. A field of config.json that is
  * there only under an alias (a table in config_source.c) is found by its name too. */

@@ -65,6 +65,10 @@ uint64_t sl_model_token_bytes(const sl_model *m) {
 uint64_t sl_model_expert_bytes(const sl_model *m) {
     return m->expert_bytes;
 }
+const char *sl_model_unknown_keys(const sl_model *m) {
+    return m->unknown_keys;
+}
+
 const char *sl_model_formats(const sl_model *m) {
     return m->formats;
 }

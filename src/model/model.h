@@ -49,6 +49,8 @@ typedef struct sl_model_experts {
 const sl_model_experts *sl_model_expert_layers(const sl_model *m, int32_t *count);
 /* Formats in use, "Q4_1, Q8_0", for info; buffer owned by the model. */
 const char *sl_model_formats(const sl_model *m);
+/* GGUF's keys of the architecture that were not understood, "" for none: worth a warning. */
+const char *sl_model_unknown_keys(const sl_model *m);
 
 /* Reads the resident weights into spans of mem (the page cache is left as it was found), checks norms for NaN, wraps
  * them for ops and records the forward pass. progress(user, done, total) may be NULL. */

@@ -47,6 +47,7 @@ struct sl_model {
     uint8_t *used;             /* [tensors of the checkpoint] */
     uint64_t resident_bytes, expert_bytes;
     char formats[256];
+    char unknown_keys[256];
     float *inv_freq;
     float rope_scale;
     /* after load */

@@ -213,18 +213,49 @@ static bool set_up_bpe(gguf_tokens *g) {
 
 /* ---- special tokens --------------------------------------------------------------------------------------------- */
 
-/* An id from metadata; `fallback` where the key is absent or the id is none of the vocabulary. */
+/* An id from metadata; `fallback` where the key is absent. -1, also as u32, is how some writers say that there is none.
+ */
 static int32_t get_id(const gguf_tokens *g, const char *key, int32_t fallback) {
     int64_t id;
-    if (!sl_gguf_i64(g->c, key, &id) || !text_vocab_has(&g->t->vocab, id))
+    if (!sl_gguf_i64(g->c, key, &id))
         id = fallback;
     return text_vocab_has(&g->t->vocab, id) ? (int32_t)id : -1;
+}
+
+static bool has_key(const sl_ckpt *c, const char *key) {
+    size_t n = strlen(key);
+    for (size_t i = 0; i < sl_gguf_key_count(c); i++) {
+        sl_str k = sl_gguf_key(c, i);
+        if (k.n == n && memcmp(k.p, key, n) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Ids that decide where a text begins and ends: a wrong one would show only as an answer that never stops. */
+static bool check_ids(const gguf_tokens *g) {
+    static const char *const keys[] = {KEY("bos_token_id"), KEY("eos_token_id"), KEY("eot_token_id"),
+                                       KEY("eom_token_id"), KEY("unknown_token_id")};
+    for (size_t i = 0; i < SL_COUNT(keys); i++) {
+        int64_t id;
+        if (!has_key(g->c, keys[i]))
+            continue;
+        if (!sl_gguf_i64(g->c, keys[i], &id))
+            return sl_fail(g->err, SL_ERR_FORMAT, "%s: field %s is no integer, a token id expected", g->t->name,
+                           keys[i]);
+        if (!text_vocab_has(&g->t->vocab, id) && id != -1 && id != UINT32_MAX)
+            return sl_fail(g->err, SL_ERR_FORMAT, "%s: field %s is %lld, a token id from 0 to %llu expected",
+                           g->t->name, keys[i], (long long)id, (unsigned long long)g->tokens.count - 1);
+    }
+    return true;
 }
 
 static bool set_special(gguf_tokens *g) {
     static const char *const stops[] = {KEY("eos_token_id"), KEY("eot_token_id"), KEY("eom_token_id")};
     sl_tokenizer *t = g->t;
     bool spm = g->sentencepiece;
+    if (!check_ids(g))
+        return false;
     t->bos = get_id(g, KEY("bos_token_id"), spm ? 1 : -1);
     t->eos = get_id(g, KEY("eos_token_id"), spm ? 2 : -1);
     if (spm)

@@ -74,6 +74,57 @@ def run_args(model):
     return ["run", model, "hello", "--raw", "-n", "4"]
 
 
+# ---- token ids, keys --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["eos_token_id", "bos_token_id"])
+def test_token_id_beyond_the_vocabulary_in_gguf(refused, gguf, key):
+    raw = bytearray(gguf.read_bytes())
+    name = b"tokenizer.ggml." + key.encode()
+    at = raw.index(name) + len(name)
+    struct.pack_into("<I", raw, at + 4, 999999)
+    gguf.write_bytes(raw)
+    refused(*run_args(gguf), words=[f"tokenizer.ggml.{key} is 999999", "a token id from 0 to"])
+    struct.pack_into("<If", raw, at, 6, 2.0)  # f32
+    gguf.write_bytes(raw)
+    refused(*run_args(gguf), words=[f"tokenizer.ggml.{key} is no integer"])
+
+
+@pytest.mark.parametrize("value", [999999, -1, "two", 2.5, [1, "x"], True])
+def test_eos_token_id_that_is_none(refused, hf, value):
+    edit_json(hf / "generation_config.json", lambda c: c.update(eos_token_id=value))
+    refused(*run_args(hf), words=["generation_config.json: field eos_token_id is", "token ids from 0 to"])
+    (hf / "generation_config.json").unlink()
+    edit_json(hf / "config.json", lambda c: c.update(eos_token_id=value))
+    refused(*run_args(hf), words=["config.json: field eos_token_id is", "token ids from 0 to"])
+
+
+def test_damaged_key_gets_one_warning(run, gguf):
+    assert run("info", gguf).stderr == ""
+    replace_once(gguf, b"qwen3moe.rope.freq_base", b"qwen3moe*rope.freq_base")
+    done = run("info", gguf)
+    assert done.stderr.count("\n") == 1 and "warning" in done.stderr and "qwen3moe*rope.freq_base" in done.stderr
+
+
+def test_symbolic_links_that_lead_nowhere(refused, hf, tmp_path):
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    refused("info", tmp_path / "dangling", words=["dangling", "a symbolic link to a file that is not there"])
+    refused("info", tmp_path / "circle", words=["circle", "symbolic links that lead in a circle"])
+    shard = hf / "model-00002-of-00003.safetensors"
+    shard.unlink()
+    shard.symlink_to("/nonexistent/blob")
+    refused("info", hf, words=["model-00002-of-00003.safetensors", "a symbolic link to a file that is not there"])
+    (hf / "config.json").unlink()
+    (hf / "config.json").symlink_to("/nonexistent/blob")
+    refused("info", hf, words=["config.json", "a symbolic link to a file that is not there"])
+
+
+def test_what_a_template_raises_says_whose_it_is(refused, hf):
+    edit_json(hf / "tokenizer_config.json", lambda c: c.update(chat_template="{{ raise_exception('Only the moon may speak') }}"))
+    refused("run", hf, "hello", "-n", 4, words=["chat template: Only the moon may speak"])
+
+
 # ---- files ------------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -366,6 +417,11 @@ def test_reference_of_another_vocabulary(refused, gguf, golden):
     refused("eval", gguf, "--reference", golden / "smollm2_eval.slref", "--tokens", "64", words=["49152", "320"])
 
 
+@pytest.mark.parametrize("option", [["--think"], ["--no-think"], ["--system", "x"]])
+def test_options_of_the_template_with_raw(refused, gguf, option):
+    refused(*run_args(gguf), *option, words=[f"{option[0]} needs a chat template, and --raw uses none"])
+
+
 def test_chat_without_a_template(refused, stories_gguf):
     refused("chat", stories_gguf, words=["template"])
 
@@ -379,6 +435,7 @@ def test_chat_without_a_template(refused, stories_gguf):
     (["--memory", "6G", "run", "m"], ["--memory", "before a command"]),
     (["run"], ["MODEL"]),
     (["run", "m", "p", "q"], ["unexpected 'q'"]),
+    (["run", "m", "p", "--logprobs", "3"], ["--logprobs needs --json"]),
     (["run", "m", "--memroy", "6G"], ["--memroy", "did you mean --memory"]),
     (["run", "m", "--mem", "6G"], ["--mem ", "did you mean --memory"]),
     (["run", "m", "--pres", "1"], ["--pres ", "did you mean --presence-penalty"]),

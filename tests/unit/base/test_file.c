@@ -47,7 +47,7 @@ static void what_is_no_readable_file_is_refused(void **state) {
     open_fails(*state, "not a regular file");
     open_fails(fifo, "not a regular file"); /* nobody writes to it: opening must not wait */
     open_fails(loop, "symbolic links");
-    open_fails(dangling, "No such file");
+    open_fails(dangling, "a symbolic link to a file that is not there");
     open_fails("/dev/null", "not a regular file");
     open_fails("", "No such file");
     free(missing);

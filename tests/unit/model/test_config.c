@@ -308,6 +308,42 @@ static void values_of_gguf_metadata(void **state) {
     }
 }
 
+static void damaged_keys_of_the_architecture_are_listed(void **state) {
+    static const struct {
+        const char *base, *key, *new_name, *listed;
+    } rows[] = {{"qwen3_moe-gguf", "qwen3moe.rope.freq_base", "qwen3moe*rope.freq_base", "qwen3moe*rope.freq_base"},
+                {"llama-gguf", "llama.rope.freq_base", "llama.rope.freq_bAse", "llama.rope.freq_bAse"},
+                {"llama-gguf", "llama.rope.freq_base", "llama.rope.freq_base", ""},
+                {"qwen2_moe-gguf", "qwen2moe.block_count", "qwen2moe.block_count", ""},
+                {"qwen3_moe-gguf", "general.", "generaX.", ""}};
+    for (size_t i = 0; i < SL_COUNT(rows); i++) {
+        char path[600];
+        size_t size;
+        snprintf(path, sizeof path, SL_SOURCE_DIR "/tests/golden/arch/%s/model.gguf", rows[i].base);
+        char *text = sl_read_text(path, 1 << 24, &size, NULL);
+        assert_non_null(text);
+        char *at = find_bytes(text, size, rows[i].key);
+        if (memcmp(rows[i].key, "general.", 8) == 0) /* not the one that names the architecture */
+            at = find_bytes(at + 24, size - (size_t)(at + 24 - text), rows[i].key);
+        memcpy(at, rows[i].new_name, strlen(rows[i].new_name));
+        char *out = sl_asprintf("%s/sluice-gguf-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+        FILE *f = fdopen(mkstemp(out), "wb");
+        assert_int_equal(fwrite(text, 1, size, f), size);
+        fclose(f);
+        sl_error err = {0};
+        sl_ckpt *c = sl_ckpt_open(out, &err);
+        sl_model *m = c ? sl_model_open(c, &err) : NULL;
+        if (!m)
+            fail_msg("%s", err.message);
+        assert_string_equal(sl_model_unknown_keys(m), rows[i].listed);
+        sl_model_free(m);
+        sl_ckpt_close(c);
+        remove(out);
+        free(out);
+        free(text);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_golden_checkpoint_opens),
@@ -315,6 +351,7 @@ int main(void) {
         cmocka_unit_test(experts_counted_under_the_name_of_transformers_5),
         cmocka_unit_test(long_values_are_cut),
         cmocka_unit_test(values_of_gguf_metadata),
+        cmocka_unit_test(damaged_keys_of_the_architecture_are_listed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -342,7 +342,7 @@ static void directory_with_side_files(void **state) {
 
     put_text(folder, "special_tokens_map.json", "{\"bos_token\":\"<s>\",\"eos_token\":{\"content\":\"<t>\"}}");
     put_text(folder, "tokenizer_config.json", "{\"eos_token\":\"<e>\"}");
-    put_text(folder, "generation_config.json", "{\"eos_token_id\":[302, 99999, \"x\"]}");
+    put_text(folder, "generation_config.json", "{\"eos_token_id\":[302]}");
     t = open_path(folder, &err);
     if (!t)
         fail_msg("%s", err.message);
@@ -355,6 +355,10 @@ static void directory_with_side_files(void **state) {
     assert_false(sl_tokenizer_is_stop(t, 258));
     sl_tokenizer_free(t);
 
+    put_text(folder, "generation_config.json", "{\"eos_token_id\":[302, \"x\"]}");
+    assert_null(open_path(folder, &err));
+    assert_non_null(strstr(err.message, "generation_config.json: field eos_token_id is \"x\""));
+    put_text(folder, "generation_config.json", "{}");
     put_text(folder, "special_tokens_map.json", "{");
     assert_null(open_path(folder, &err));
     assert_non_null(strstr(err.message, "special_tokens_map.json"));

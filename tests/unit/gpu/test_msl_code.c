@@ -66,9 +66,9 @@ static void address_spaces_are_erased_and_overloads_kept_once(void **state) {
 
 static void threadgroup_storage_is_declared_in_bodies(void **state) {
     (void)state;
-    check("kernel void f(device int *o) { threadgroup vec<float, 4> a[2][N], b; threadgroup int *p = o; }",
+    check("kernel void f(device int *o) { threadgroup vec<float, 4> a[2][N], b; threadgroup int *p = q; }",
           "typedef vec < float , 4 > msl_tg_0; MSL_THREADGROUP_ARRAY(0, msl_tg_0, a, [( 2 )] [( N )] , 1); "
-          "MSL_THREADGROUP_VAR(1, msl_tg_0, b , 1); int * p = o ; }");
+          "MSL_THREADGROUP_VAR(1, msl_tg_0, b , 1); int * p = q ; }");
 }
 
 static void pragmas_and_attributes(void **state) {

@@ -90,6 +90,8 @@ static const char body[] =
     "memory_order_relaxed) != 1.5f) return 4;\n"
     "    float e = 1; if (atomic_compare_exchange_weak_explicit(&f, &e, 3, memory_order_relaxed, memory_order_relaxed) "
     "|| e != 2.5f) return 5;\n"
+    "    atomic_store_explicit(&f, 2.5f, memory_order_relaxed); if (atomic_fetch_sub_explicit(&f, 1.0f, "
+    "memory_order_relaxed) != 2.5f || atomic_load_explicit(&f, memory_order_relaxed) != 1.5f) return 7;\n"
     "    atomic<ushort> h; atomic_store_explicit(&h, ushort(65535), memory_order_relaxed); "
     "atomic_fetch_add_explicit(&h, ushort(2), memory_order_relaxed); if (atomic_load_explicit(&h, "
     "memory_order_relaxed) != 1) return 6;\n"

@@ -319,7 +319,7 @@ static void test_integers_round_once(void **state) {
     bfloat_int(n, b, COUNT);
     for (size_t i = 0; i < COUNT; i++) {
         /* Exact in double but for a sticky bit far below the last place. */
-        long odd = n[i] >> 11 << 11 | ((n[i] & 2047) != 0) << 11;
+        long odd = (n[i] >> 11) * 2048 | ((n[i] & 2047) != 0) << 11;
         double v = n[i] > -(1l << 53) && n[i] < 1l << 53 ? (double)n[i] : (double)odd;
         if (h[i] != to_half(v) || b[i] != to_bfloat(v))
             fail_msg("%ld is half %04x, bfloat %04x, not %04x, %04x", n[i], h[i], b[i], to_half(v), to_bfloat(v));

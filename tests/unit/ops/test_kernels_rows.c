@@ -154,8 +154,9 @@ static void norm_rows(rng *r, int32_t rows, int32_t cols, uint32_t threads, floa
     size_t n = (size_t)(rows * stride);
     float *src = kernel_floats(r, n, magnitude), *dst = kernel_poison(n), *weight = kernel_floats(r, (size_t)cols, 1);
     float *ref = malloc((size_t)cols * 4), *kept = malloc(n * 4);
-    for (int32_t i = 0; i < rows; i++) /* what lies between rows is not looked at */
-        src[i * stride + cols] = INFINITY;
+    for (int32_t i = 0; i < rows;
+         i++) /* what lies between rows is not looked at; infinity alone would be scaled away */
+        src[i * stride + cols] = i % 2 ? 100 * magnitude : INFINITY;
     memcpy(kept, src, n * 4);
     kernel_step step = kernel_step_new(&(kernel_rows){.rows = rows});
     sl_rows_args args = {.src_stride = (uint64_t)stride,

@@ -166,14 +166,6 @@ static void put_swizzle(tr *m, size_t i) {
 
 /* ---- names ------------------------------------------------------------------------------------------------------- */
 
-static bool reserved(const msl_token *t) {
-    static const char *const prefixes[] = {"msl_", "MSL_", "soft_", "SOFT_"};
-    for (size_t i = 0; i < SL_COUNT(prefixes); i++)
-        if (t->size >= strlen(prefixes[i]) && memcmp(t->text, prefixes[i], strlen(prefixes[i])) == 0)
-            return true;
-    return false;
-}
-
 /* Words that are dropped. */
 static bool erased(const msl_token *t) {
     static const char *const words[] = {"device", "thread", "threadgroup", "register", "kernel", "coherent", NULL};
@@ -210,9 +202,6 @@ static void put_name(tr *m, size_t i) {
         return;
     } else if (at_swizzle(m, i)) {
         put_swizzle(m, i);
-    } else if (reserved(t)) {
-        sl_buf_puts(&m->out, "user_");
-        put_token(m, t);
     } else {
         put_token(m, t);
     }

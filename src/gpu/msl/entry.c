@@ -243,15 +243,15 @@ static void put_derive(tr *m) {
 static void put_tables(tr *m) {
     sl_buf_puts(&m->out, "\n#line 1 \"tables\"\n");
     if (m->instance_count)
-        sl_buf_puts(&m->out, "static const soft_kernel msl_kernels[] = {\n");
+        sl_buf_puts(&m->out, "static const ::soft_kernel msl_kernels[] = {\n");
     for (size_t i = 0; i < m->instance_count; i++) {
         sl_buf_printf(&m->out, "    {\"msl_entry_%zu\", ", i);
         put_path(m, m->instances[i].scope);
         sl_buf_printf(&m->out, "msl_entry_%zu, %u},\n", i, m->kernels[i].threadgroup_memory);
     }
-    sl_buf_puts(&m->out, m->instance_count ? "};\n" : "static const soft_kernel *const msl_kernels = nullptr;\n");
+    sl_buf_puts(&m->out, m->instance_count ? "};\n" : "static const ::soft_kernel *const msl_kernels = nullptr;\n");
     if (m->constant_count)
-        sl_buf_puts(&m->out, "static const soft_constant msl_constants[] = {\n");
+        sl_buf_puts(&m->out, "static const ::soft_constant msl_constants[] = {\n");
     for (size_t i = 0; i < m->late_count; i++) {
         const msl_late *l = &m->late[i];
         if (l->index < 0)
@@ -263,8 +263,9 @@ static void put_tables(tr *m) {
         put_path(m, l->scope);
         sl_buf_printf(&m->out, "msl_defined_%s},\n", c->name);
     }
-    sl_buf_puts(&m->out, m->constant_count ? "};\n" : "static const soft_constant *const msl_constants = nullptr;\n");
-    sl_buf_printf(&m->out, "static const soft_module msl_module = {SOFT_ABI, msl_kernels, %zu, msl_constants, %zu};\n",
+    sl_buf_puts(&m->out, m->constant_count ? "};\n" : "static const ::soft_constant *const msl_constants = nullptr;\n");
+    sl_buf_printf(&m->out,
+                  "static const ::soft_module msl_module = {::SOFT_ABI, msl_kernels, %zu, msl_constants, %zu};\n",
                   m->instance_count, m->constant_count);
 }
 

@@ -433,6 +433,10 @@ bool msl_function(tr *m, msl_range head, size_t i, size_t end, const char *recor
     bool keep = false;
     if (!find_parts(m, head, i, end, record, &f))
         return false;
+    static const char *const statements[] = {"if", "for", "while", "switch", "return", "do", "else", NULL};
+    if (msl_among(msl_at(m, f.name), statements))
+        return msl_error_at(&m->s, msl_at(m, f.name), "'%.*s' stands outside of a function",
+                            (int)msl_at(m, f.name)->size, msl_at(m, f.name)->text);
     *next = f.end;
     if (!record && msl_refused_in(m, f.begin, f.end, &at)) {
         msl_symbol s = {.name = *msl_at(m, f.name), .kind = MSL_SYMBOL_REFUSED, .range = {at, at + 1}};

@@ -244,8 +244,11 @@ static bool add_instance(tr *m, const msl_instance *x) {
 
 static bool host_name_of(tr *m, size_t begin, size_t end, const msl_token *fallback, const char **name) {
     msl_range r;
-    *name = msl_find_attribute(m, begin, end, "host_name", &r) ? string_text(m, r)
-                                                               : msl_copy(&m->s.arena, fallback->text, fallback->size);
+    size_t user =
+        fallback->size > sizeof MSL_USER && memcmp(fallback->text, MSL_USER "msl_", 9) == 0 ? sizeof MSL_USER - 1 : 0;
+    *name = msl_find_attribute(m, begin, end, "host_name", &r)
+                ? string_text(m, r)
+                : msl_copy(&m->s.arena, fallback->text + user, fallback->size - user);
     return *name || msl_no_memory(&m->s);
 }
 

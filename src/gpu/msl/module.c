@@ -34,7 +34,7 @@ static void end_unit(tr *m) {
     if (m->target == MSL_TABLE)
         return;
     if (m->target == MSL_SOFT)
-        sl_buf_puts(&m->out, "static const soft_module *msl_start(const soft_api *api) {\n    msl_api = api;\n    "
+        sl_buf_puts(&m->out, "static const ::soft_module *msl_start(const ::soft_api *api) {\n    msl_api = api;\n    "
                              "return &msl_module;\n}\n");
     sl_buf_puts(&m->out, "\n} // namespace msl_unit\n");
     if (m->target == MSL_SOFT)
@@ -49,8 +49,26 @@ static bool check_refused(tr *m) {
     return sl_fail(m->s.err, SL_ERR_UNSUPPORTED, "%s", m->refused[0].message);
 }
 
+/* Names that generated code has for itself: the source's own of that kind are called user_... from here on. */
+static bool rename_reserved(tr *m) {
+    for (size_t i = 0; i < m->tokens.count; i++) {
+        msl_token *t = &m->tokens.at[i];
+        if (t->kind != MSL_NAME || t->size < 4 || (memcmp(t->text, "msl_", 4) != 0 && memcmp(t->text, "MSL_", 4) != 0))
+            continue;
+        char *text = msl_alloc(&m->s.arena, t->size + sizeof MSL_USER);
+        if (!text)
+            return msl_no_memory(&m->s);
+        memcpy(text, MSL_USER, sizeof MSL_USER - 1);
+        memcpy(text + sizeof MSL_USER - 1, t->text, t->size);
+        t->text = text;
+        t->size += sizeof MSL_USER - 1;
+    }
+    return true;
+}
+
 static bool translate(tr *m, const char *source, size_t n) {
-    if (!msl_preprocess(&m->s, source, n, &m->tokens) || !msl_match_brackets(m) || !msl_check_forbidden(m))
+    if (!msl_preprocess(&m->s, source, n, &m->tokens) || !rename_reserved(m) || !msl_match_brackets(m) ||
+        !msl_check_forbidden(m))
         return false;
     m->scopes = malloc(sizeof *m->scopes);
     if (!m->scopes)

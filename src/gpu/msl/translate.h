@@ -8,6 +8,8 @@
 
 #include "gpu/msl/token.h"
 
+#define MSL_USER "user_" /* before names of the source that generated code has for itself */
+
 typedef struct msl_range {
     size_t begin, end; /* tokens [begin, end) */
 } msl_range;

@@ -125,6 +125,7 @@ static void kernels_are_instantiated_in_every_way(void **state) {
     check("template <typename T> kernel void f(device T *a) {}\ntemplate <> kernel void f<half>(device half *a) {}\n"
           "kernel void never(device int *);\n",
           "f(W0 2 a)0");
+    check("kernel void soft_x(device int *a) {} kernel void msl_x(device int *a) {}", "soft_x(W0 4 a)0 msl_x(W0 4 a)0");
     check("template <typename T, void (*op)(device T *, thread T &)> kernel void f(device T *a) { T t; op(a, t); }\n"
           "void g(device int *a, thread int &b) { *a = b; }\n"
           "template [[host_name(\"k\")]] kernel decltype(f<int, g>) f<int, g>;",
@@ -242,6 +243,7 @@ static void errors_name_file_and_line(void **state) {
     check_error("kernel void f(device int *a\n", "t.metal:1: '(' is not closed");
     check_error("\n}", "t.metal:2: '}' without its '{'");
     check_error("kernel void f(\ndevice int *a [[buffer(31)]]) {}", "t.metal:2: index of a is no number from 0 to 30");
+    check_error("int i;\nfor (i = 0; i < 4; i++) { i = 2; }", "t.metal:2: 'for' stands outside of a function");
     check_error("kernel void f(int a) {}", "parameter a is neither a buffer nor has an attribute");
     check_error("kernel void f(uint a [[vertex_id]]) {}", "attribute [[vertex_id]] of a kernel's parameter");
     check_error("kernel void f(device int *a [[buffer(1)]], device int *b [[buffer(1)]]) {}", "a and b have the same");

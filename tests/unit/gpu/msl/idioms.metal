@@ -52,3 +52,7 @@ kernel void k2(device half *A, device half *B, device float *C, uint sg [[simdgr
   simdgroup_load(a, A, 8); simdgroup_load(b, B, 8, ulong2(0, 0), true); simdgroup_multiply_accumulate(acc, a, b, acc); simdgroup_multiply(acc0, a, b); simdgroup_store(acc, C, 8); acc.thread_elements()[0] = 1;
   simdgroup_barrier(mem_flags::mem_none); float s = simd_sum(C[lane]); s = simd_max(s) + simd_shuffle_xor(s, 1) + simd_shuffle_down(s, 2) + simd_broadcast(s, 0) + simd_broadcast_first(s) + simd_prefix_exclusive_sum(s) + quad_sum(s) + quad_broadcast(s, 1); simd_vote vt = simd_ballot(s > 0); C[0] = s + simd_any(s > 0) + simd_all(s < 1) + (uint)(ulong)vt; bool f = simd_is_first();  C[1] = f;
 }
+struct soft_kernel { int soft_api; };
+constant bool msl_wanted [[function_constant(7)]];
+kernel void soft_threshold(device int *a, device soft_kernel *k) { threadgroup int msl_own[4]; msl_own[0] = k->soft_api; a[0] = msl_wanted ? msl_own[0] : 1; }
+kernel void msl_named(device int *a) { int MSL_FN = 2; a[0] = MSL_FN; }

@@ -159,7 +159,7 @@ static void run_gate_up(rng *r, const kernel_variant *v, int64_t out, int64_t co
     char entry[64];
     kernel_entry(entry, sizeof entry, "gate_up", &f);
     kernel_call call = {.entry = entry,
-                        .groups = {(uint32_t)(out + SL_MATVEC_ROWS - 1) / SL_MATVEC_ROWS, (uint32_t)rows, 1},
+                        .groups = {(uint32_t)(out + SL_MATVEC_ROWS - 1) / SL_MATVEC_ROWS, (uint32_t)rows + 1, 1},
                         .threads = {SL_MATVEC_THREADS, 1, 1},
                         .bindings = b,
                         .count = n};

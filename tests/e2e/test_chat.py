@@ -18,6 +18,9 @@ class Terminal:
     def __init__(self, arguments, environment):
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
+            # Tests that run in the background inherit signals that are ignored; a person's terminal ignores none.
+            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
             os.execve(arguments[0], arguments, environment)
         self.seen = ""
         self.status = None

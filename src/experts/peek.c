@@ -4,19 +4,12 @@
 enum { MOST_ALIGNED = 16 };
 
 /* A part's address is its file offset modulo 64 (layout.c). */
-static uint32_t layer_align(const experts_layer *l) {
+uint32_t experts_layer_align(const sl_expert_layer *l) {
     uint64_t bits = MOST_ALIGNED;
     for (int64_t i = 0; i < (int64_t)l->experts * SL_EXPERT_PARTS; i++)
         if (l->extent[i].bytes)
             bits |= l->extent[i].offset;
     return (uint32_t)(bits & -bits);
-}
-
-static uint64_t all_experts(const sl_experts *e) {
-    uint64_t n = 0;
-    for (int32_t i = 0; i < e->layers; i++)
-        n += (uint64_t)e->layer[i].experts;
-    return n;
 }
 
 /* The slabs in use, in order of their numbers; false: more than fit. */
@@ -33,20 +26,19 @@ static bool list_blocks(const sl_experts *e, sl_expert_peek *out) {
 
 bool experts_peek(void *self, int32_t layer, sl_expert_peek *out) {
     sl_experts *e = self;
-    uint64_t all = all_experts(e);
     *out = (sl_expert_peek){.block_bytes = e->slab_bytes};
     if (layer < 0 || layer >= e->layers || e->it.running)
         return false;
-    out->align = layer_align(&e->layer[layer]);
-    out->all_resident = e->in_flight == 0 && atomic_load(&e->count.slots_used) == all;
+    out->align = e->layer[layer].align;
+    out->all_resident = e->in_flight == 0 && atomic_load(&e->count.slots_used) == e->experts;
     if (!e->full && e->classes == 1)
-        experts_cache_grow_to(e, 0, all);
+        experts_cache_grow_to(e, 0, e->experts);
     if (!list_blocks(e, out)) {
         out->blocks = 0;
         return true;
     }
     /* Reads ahead move experts on their own; a store that could still grow would put experts where nobody looks. */
-    if (!e->prefetch && e->classes == 1 && (e->full || (uint64_t)e->slots >= all))
+    if (!e->prefetch && e->classes == 1 && (e->full || (uint64_t)e->slots >= e->experts))
         out->holds = e->slots - e->timed_out;
     return true;
 }

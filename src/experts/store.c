@@ -87,7 +87,9 @@ static bool open_layer(sl_experts *e, int32_t i, const sl_expert_layer *from, sl
                        (unsigned long long)bytes, (unsigned long long)e->slab_bytes);
     l->extent = from->extent;
     l->experts = from->experts;
+    l->align = experts_layer_align(from);
     l->cls = class_for(e, bytes);
+    e->experts += (uint64_t)from->experts;
     return true;
 }
 

@@ -87,6 +87,7 @@ typedef struct experts_layer {
     const sl_extent *extent;
     int32_t experts;
     int32_t cls;
+    uint32_t align;      /* what every part's address is a multiple of, 16 at most */
     experts_slot **slot; /* [experts] */
     int32_t demand;      /* experts its last iteration asked for */
     int32_t *previous;   /* [previous_max] ids of its last decode iteration, for prefetch */
@@ -165,6 +166,7 @@ struct sl_experts {
 
     experts_layer *layer;
     int32_t layers;
+    uint64_t experts;     /* of all layers */
     experts_slot **table; /* the layers' slot arrays */
     experts_class *cls;   /* [layers] at most */
     int32_t classes;
@@ -200,6 +202,7 @@ void experts_warn_small(sl_experts *e);
 
 /* ---- peek.c: see sl_expert_source ---- */
 
+uint32_t experts_layer_align(const sl_expert_layer *layer);
 bool experts_peek(void *self, int32_t layer, sl_expert_peek *out);
 int32_t experts_resident(void *self, int32_t layer, sl_expert_view *out, int32_t max);
 

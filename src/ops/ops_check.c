@@ -2,6 +2,8 @@
  * lies in its buffer, before a step that what the caller says about rows, sequences and pages fits the program. */
 #include "ops/ops_memory.h"
 
+#include <string.h>
+
 /* ---- a program --------------------------------------------------------------------------------------------------- */
 
 typedef struct checker {
@@ -212,4 +214,9 @@ void ops_spread_failures(const sl_step *s) {
     for (int32_t i = 1; s->row_failed && i < s->rows; i++)
         if (s->row_failed[i - 1] && s->seq[i] == s->seq[i - 1])
             s->row_failed[i] = 1;
+}
+
+bool ops_same_rotation(const sl_rope *a, const sl_rope *b) {
+    return a->dims == b->dims && a->scale == b->scale &&
+           memcmp(a->inv_freq, b->inv_freq, (size_t)(a->dims / 2) * sizeof(float)) == 0;
 }

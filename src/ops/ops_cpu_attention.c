@@ -18,16 +18,11 @@ typedef struct attention_job {
     int32_t blocks;
 } attention_job;
 
-static bool same_rotation(const sl_rope *a, const sl_rope *b) {
-    return a->dims == b->dims && a->scale == b->scale &&
-           memcmp(a->inv_freq, b->inv_freq, (size_t)(a->dims / 2) * sizeof(float)) == 0;
-}
-
 /* cos and sin of every row's angles, once per step: all layers share them. The angle is a float32 product, as
  * transformers computes it. */
 static void fill_rope(cpu_run *r, const sl_rope *rope) {
     sl_ops_cpu *o = r->o;
-    if (o->rope_of && same_rotation(o->rope_of, rope))
+    if (o->rope_of && ops_same_rotation(o->rope_of, rope))
         return;
     int32_t half = rope->dims / 2;
     for (int32_t i = 0; i < r->step->rows; i++) {

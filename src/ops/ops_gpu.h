@@ -113,7 +113,8 @@ typedef struct gpu_run {
     const sl_program *p;
     sl_step *step;
     sl_error *err;
-    int32_t combined; /* MoE layer whose status is to be looked at after the next wait; -1: none */
+    const sl_rope *rope_of; /* the rotation whose angles are in scratch; NULL: none yet */
+    int32_t combined;       /* MoE layer whose status is to be looked at after the next wait; -1: none */
 } gpu_run;
 
 /* ---- ops_gpu_memory.c ---- */
@@ -191,6 +192,10 @@ static inline float *gpu_view_at(const gpu_run *r, const sl_view *v) {
 }
 static inline uint64_t gpu_rows_bytes(int64_t rows, int64_t stride, int64_t cols) {
     return (uint64_t)((rows - 1) * stride + cols) * sizeof(float);
+}
+static inline bool gpu_same_layout(const sl_matrix *a, const sl_matrix *b) {
+    return a->format == b->format && a->group == b->group && a->side == b->side && a->rows == b->rows &&
+           a->cols == b->cols;
 }
 void gpu_bind_step(gpu_call *c, int slot);
 /* dst = silu(dst) * src over rows of the step, per_row of each */

@@ -53,7 +53,7 @@ static const void *norm_at(const gpu_run *r, const sl_weight *w) {
     return has_weight(w) ? gpu_at(r->o, w->buffer, w->offset[0]) : NULL;
 }
 
-/* cos and sin of the step's angles; before every layer, as layers may rotate differently. */
+/* cos and sin of the step's angles, for all layers that rotate alike. */
 static bool rope_table(gpu_run *r, const sl_attention_args *a, const sl_rope *rope) {
     gpu_call c = gpu_call_begin(r, GPU_PREPARE, 0, a, sizeof *a, "rope_table");
     gpu_call_bytes(&c, 1, rope->inv_freq, (uint64_t)(rope->dims / 2) * sizeof(float));
@@ -119,8 +119,11 @@ static bool attend_many(gpu_run *r, const op *o, const sl_attention_args *args) 
 bool gpu_run_attention(gpu_run *r, const op *o) {
     sl_attention_args a = args_of(r, o);
     const sl_rope *rope = &o->u.attention.a.rope;
-    if (rope->dims && !rope_table(r, &a, rope))
-        return false;
+    if (rope->dims && !(r->rope_of && ops_same_rotation(r->rope_of, rope))) {
+        if (!rope_table(r, &a, rope))
+            return false;
+        r->rope_of = rope;
+    }
     bool few = r->step->rows < GPU_MATMUL_ROWS && r->step->rows * (int32_t)a.splits <= GPU_SPLITS;
     return prepare(r, o, &a) && (few ? attend_few(r, o, &a) : attend_many(r, o, &a));
 }

@@ -98,11 +98,6 @@ static bool few(gpu_pass *p, int proj, const float *from, int64_t from_stride, u
     return gpu_call_end(&c, gpu_ceil_div(a.w.rows, SL_MATVEC_ROWS), (uint32_t)pair_count(x), 1, SL_MATVEC_THREADS);
 }
 
-static bool same_layout(const sl_matrix *a, const sl_matrix *b) {
-    return a->format == b->format && a->group == b->group && a->side == b->side && a->rows == b->rows &&
-           a->cols == b->cols;
-}
-
 static bool few_gate_up(gpu_pass *p) {
     gpu_moe *x = p->x;
     const gpu_scratch *s = &x->r->o->scratch;
@@ -110,7 +105,7 @@ static bool few_gate_up(gpu_pass *p) {
     const float *src = gpu_view_at(x->r, &x->o->src);
     uint64_t src_bytes = gpu_rows_bytes(x->rows, x->o->src.stride, x->o->src.cols);
     float *inner = (float *)(void *)s->inner, *up = (float *)(void *)s->up;
-    if (!same_layout(&x->m->proj[SL_PROJ_GATE], &x->m->proj[SL_PROJ_UP]))
+    if (!gpu_same_layout(&x->m->proj[SL_PROJ_GATE], &x->m->proj[SL_PROJ_UP]))
         return few(p, SL_PROJ_GATE, src, x->o->src.stride, src_bytes, inner, x->inner, false) &&
                few(p, SL_PROJ_UP, src, x->o->src.stride, src_bytes, up, x->inner, false) &&
                gpu_silu_mul(x->r, inner, up, x->inner, x->inner, x->m->top_k, false);

@@ -161,11 +161,6 @@ bool gpu_multiply(gpu_run *r, const gpu_product *p) {
     return gpu_to_half(r, p->x, p->x_stride, (int32_t)p->weight->matrix.cols, 1, p->outs) && multiply_half(r, p);
 }
 
-static bool same_layout(const sl_weight *a, const sl_weight *b) {
-    return a->matrix.format == b->matrix.format && a->matrix.group == b->matrix.group &&
-           a->matrix.side == b->matrix.side && a->matrix.rows == b->matrix.rows && a->matrix.cols == b->matrix.cols;
-}
-
 static bool gate_up_few(gpu_run *r, const sl_weight *gate, const sl_weight *up, const gpu_product *p) {
     char entry[64];
     kernel_format f = format_of(r, gate), g = format_of(r, up); /* one alignment for both: the lesser */
@@ -183,7 +178,7 @@ static bool gate_up_few(gpu_run *r, const sl_weight *gate, const sl_weight *up, 
 
 bool gpu_multiply_gate_up(gpu_run *r, const sl_weight *gate, const sl_weight *up, const gpu_product *p, float *room) {
     bool few = p->rows < GPU_MATMUL_ROWS;
-    if (few && same_layout(gate, up))
+    if (few && gpu_same_layout(&gate->matrix, &up->matrix))
         return gate_up_few(r, gate, up, p);
     gpu_product g = *p, u = *p;
     g.weight = gate;

@@ -46,6 +46,8 @@ static inline bool has_weight(const sl_weight *w) {
 bool ops_check_program(const ops_memory *m, const sl_program *p, sl_error *err);
 /* Before attention: rows behind a failed one of their sequence fail too. */
 void ops_spread_failures(const sl_step *s);
+/* Do two layers rotate alike, so that a step's angles serve both? */
+bool ops_same_rotation(const sl_rope *a, const sl_rope *b);
 bool ops_check_step(const ops_memory *m, const sl_program *p, const sl_step *step, sl_error *err);
 
 #endif

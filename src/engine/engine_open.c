@@ -210,11 +210,12 @@ static sl_reader *open_reader(sl_engine *e, engine_wrap_reader wrap, void *user,
 
 /* ---- budget ----------------------------------------------------------------------------------------------------- */
 
-/* Memory the process will hold that no allocator counts: touched stacks, queues, tables of the expert store. */
+/* Memory the process will hold that no allocator counts: touched stacks, queues, tables of the expert store, and what
+ * the kernel keeps for it (1.4 to 2 MiB in a memory cgroup). */
 static uint64_t later_bytes(const sl_engine *e) {
     const sl_model_config *c = sl_model_config_get(e->model);
     uint64_t threads = (uint64_t)e->threads + 10;
-    return (4 << 20) + threads * (96 << 10) + (uint64_t)c->moe_layers * (uint64_t)c->experts * 256 +
+    return (2 << 20) + threads * (64 << 10) + (uint64_t)c->moe_layers * (uint64_t)c->experts * 256 +
            (uint64_t)e->max_rows * 128 + (uint64_t)e->max_sequences * (64 << 10);
 }
 

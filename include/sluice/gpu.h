@@ -237,6 +237,11 @@ SL_API bool sl_gpu_encode_fill(sl_gpu_list *l, sl_gpu_buffer *b, uint64_t offset
 /* Everything before is done before anything after. Normally not needed: barriers are inferred from the ranges. */
 SL_API bool sl_gpu_encode_barrier(sl_gpu_list *l, sl_error *err);
 
+/* For measuring: what comes after, up to the next mark, is a span of its own with this label (copied). Each such part
+ * is a command buffer of its own, of which a stream may have 1024 in flight. Not with debug >= 2, where every command
+ * is timed; a list that is kept runs whole. */
+SL_API bool sl_gpu_encode_mark(sl_gpu_list *l, const char *label, sl_error *err);
+
 /* A counter that the host and lists signal and wait for. Values only grow. */
 typedef struct sl_gpu_event sl_gpu_event;
 SL_API sl_gpu_event *sl_gpu_event_new(sl_gpu *g, sl_error *err);
@@ -278,8 +283,8 @@ SL_API sl_gpu_replay *sl_gpu_keep(sl_gpu_list *l, sl_error *err);
 SL_API bool sl_gpu_replay_submit(sl_gpu_replay *r, sl_gpu_ticket *ticket, sl_error *err);
 SL_API void sl_gpu_replay_free(sl_gpu_replay *r);
 
-/* What finished lists took, oldest first, since the last call; spans beyond max are dropped. Times in seconds on the
- * device's clock. */
+/* What finished lists, or their marked parts, took, oldest first, since the last call; spans beyond max are dropped.
+ * Times in seconds on the device's clock. */
 typedef struct sl_gpu_span {
     char label[64];
     sl_gpu_ticket ticket;

@@ -237,6 +237,12 @@ typedef struct gpu_hazards {
 
 bool gpu_hazards_conflict(const gpu_hazards *h, const gpu_range *ranges, size_t n);
 
+/* Commands from `at` on are timed apart. */
+typedef struct gpu_mark {
+    const char *label;
+    size_t at;
+} gpu_mark;
+
 typedef struct gpu_list {
     gpu_object o;
     struct gpu_stream *stream;
@@ -255,6 +261,8 @@ typedef struct gpu_list {
         bool signals;
     } * events;
     size_t event_count, event_capacity;
+    gpu_mark *marks;
+    size_t mark_count, mark_capacity;
     uint32_t dispatches;
 } gpu_list;
 
@@ -270,12 +278,23 @@ bool gpu_uses_conflict(const gpu_list *l, const gpu_range *r);
 /* ---- streams (stream.c, submit.c, replay.c, event.c) ---------------------------------------------------------------
  */
 
+/* Of a marked list: what lies between two marks, a submission of its own for the driver. */
+typedef struct gpu_part {
+    const char *label;
+    size_t first, count; /* commands */
+    uint32_t dispatches;
+    void *driver;
+    gpu_result result;
+} gpu_part;
+
 typedef struct gpu_submission {
     gpu_object o;
     struct gpu_submission *next;
     struct gpu_list *list;
     struct gpu_replay *replay; /* NULL: none */
-    void *driver;              /* NULL: nothing to wait for, result is there */
+    void *driver;              /* NULL: nothing to wait for but parts, result is there */
+    gpu_part *parts;           /* NULL: not in parts */
+    size_t part_count, parts_done;
     gpu_result result;
     sl_gpu_ticket ticket;
     gpu_failure *failure;
@@ -326,6 +345,11 @@ typedef struct gpu_event {
     gpu_failure *failure; /* of the list that should have signalled it */
     uint64_t failed_value;
 } gpu_event;
+
+/* parts.c: a marked list to the driver; whether all of it is done; what is left of it. */
+bool gpu_parts_submit(gpu_submission *sub, void *stream, sl_error *err);
+bool gpu_parts_wait(gpu_submission *sub, uint64_t deadline);
+void gpu_parts_free(gpu_submission *sub);
 
 /* After a list has failed: raises what it would have raised, so that nobody waits for ever. */
 void gpu_events_fail(const gpu_submission *s);

@@ -53,6 +53,7 @@ void gpu_list_destroy(gpu_list *l) {
     free(l->uses);
     free(l->hazards.items);
     free(l->events);
+    free(l->marks);
     gpu_arena_free(&l->arena);
     gpu_drop(l->stream);
 }

@@ -151,15 +151,21 @@ static void add_record(gpu_stream *s, const gpu_submission *sub, gpu_failure *f)
     *r = (gpu_record){sub->ticket, sub->result.end - sub->result.begin, gpu_hold(f)};
 }
 
-static void add_span(gpu_stream *s, const gpu_submission *sub) {
+static void add_span(gpu_stream *s, sl_gpu_ticket ticket, const char *label, const gpu_result *r, uint32_t dispatches) {
     if (s->span_count == GPU_SPANS) {
         s->span_begin = (s->span_begin + 1) % GPU_SPANS;
         s->span_count--;
     }
     sl_gpu_span *span = &s->spans[(s->span_begin + s->span_count++) % GPU_SPANS];
-    *span = (sl_gpu_span){
-        .ticket = sub->ticket, .begin = sub->result.begin, .end = sub->result.end, .dispatches = sub->list->dispatches};
-    snprintf(span->label, sizeof span->label, "%s", sub->list->label);
+    *span = (sl_gpu_span){.ticket = ticket, .begin = r->begin, .end = r->end, .dispatches = dispatches};
+    snprintf(span->label, sizeof span->label, "%s", label);
+}
+
+static void add_spans(gpu_stream *s, const gpu_submission *sub) {
+    if (!sub->parts)
+        add_span(s, sub->ticket, sub->list->label, &sub->result, sub->list->dispatches);
+    for (size_t i = 0; i < sub->part_count; i++)
+        add_span(s, sub->ticket, sub->parts[i].label, &sub->parts[i].result, sub->parts[i].dispatches);
 }
 
 static void finish(gpu_stream *s, gpu_submission *sub) {
@@ -177,7 +183,7 @@ static void finish(gpu_stream *s, gpu_submission *sub) {
     sub->failure = gpu_hold(s->failure);
     sub->result.failed |= first;
     add_record(s, sub, s->failure);
-    add_span(s, sub);
+    add_spans(s, sub);
 }
 
 static void after_finish(gpu_submission *sub) {
@@ -211,11 +217,12 @@ static bool poll_driver(gpu_submission *sub, uint64_t deadline, int depth) {
     sl_gpu *g = sub->o.gpu;
     uint64_t now = sl_now_ns(), left = deadline > now ? deadline - now : 0;
     bool events = waits_for_events(sub);
-    if (!sub->driver)
+    if (!sub->driver && !sub->parts)
         return true;
     if (events && left > SLICE_NS)
         left = SLICE_NS;
-    bool done = g->driver->wait(g->device, sub->driver, left, &sub->result);
+    bool done = sub->parts ? gpu_parts_wait(sub, gpu_deadline(left))
+                           : g->driver->wait(g->device, sub->driver, left, &sub->result);
     if (events && (depth == 0 || (done && depth < MOST_DEPTH)))
         reap_streams(g, depth + 1);
     return done;

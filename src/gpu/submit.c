@@ -60,6 +60,8 @@ static bool hand_over(gpu_stream *s, gpu_submission *sub, sl_error *err) {
         gpu_debug_command(l, &l->commands[i], -1);
     if (sub->replay && sub->replay->driver)
         return g->driver->replay_submit(g->device, s->driver, sub->replay->driver, &sub->driver, err);
+    if (l->mark_count && !sub->replay)
+        return gpu_parts_submit(sub, s->driver, err);
     return g->driver->submit(g->device, s->driver, l->label, l->commands, l->count, &sub->driver, err);
 }
 
@@ -120,6 +122,7 @@ void gpu_submission_destroy(gpu_submission *sub) {
     sl_gpu *g = sub->o.gpu;
     if (sub->driver)
         g->driver->release(g->device, sub->driver);
+    gpu_parts_free(sub);
     gpu_drop(sub->replay);
     gpu_drop(sub->list);
     gpu_drop(sub->failure);

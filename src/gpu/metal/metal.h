@@ -81,8 +81,8 @@ bool metal_fail_diagnostic(sl_error *err, const char *name, const char *text);
 /* ---- the device (device.c) --------------------------------------------------------------------------------------- */
 
 enum {
-    METAL_STREAMS = 16,         /* queues are a scarce resource of the whole system */
-    METAL_LISTS_IN_FLIGHT = 256 /* of a stream; a queue asked for more than it was made for blocks for good */
+    METAL_STREAMS = 16,          /* queues are a scarce resource of the whole system */
+    METAL_LISTS_IN_FLIGHT = 1024 /* of a stream; a queue asked for more than it was made for blocks for good */
 };
 
 /* Compiled pipelines on disk. */

@@ -358,6 +358,77 @@ static void spans(void **state) {
     bench_close(&b);
 }
 
+/* Three parts of one list: an empty one leaves no span, what comes before the first mark has the list's label. */
+static sl_gpu_list *marked(const bench *b, sl_gpu_event *e) {
+    sl_error err = {0};
+    sl_gpu_list *l = begin(b, "step");
+    add(l, b, b->a, b->b, b->out);
+    assert_true(sl_gpu_encode_mark(l, "nothing", &err));
+    assert_true(sl_gpu_encode_mark(l, "two", &err));
+    add(l, b, b->out, b->b, b->a);
+    add(l, b, b->a, b->b, b->out);
+    if (e)
+        assert_true(sl_gpu_encode_signal(l, e, 1, &err));
+    assert_true(sl_gpu_encode_mark(l, "last", &err));
+    add(l, b, b->out, b->b, b->a);
+    return l;
+}
+
+static void marked_parts_have_spans_of_their_own(void **state) {
+    static const char *const labels[] = {"step", "two", "last"};
+    sl_error err = {0};
+    sl_gpu_span s[8];
+    double seconds = 0, sum = 0;
+    bench b = bench_open();
+    sl_gpu_list *l = marked(&b, NULL);
+    assert_false(sl_gpu_encode_mark(l, NULL, &err));
+    sl_gpu_ticket t = bench_submit(l);
+    assert_string_equal(fake_last_list(), "dispatch add");
+    assert_true(sl_gpu_wait(b.stream, t, SECOND, &seconds, &err));
+    assert_int_equal(sl_gpu_spans(b.stream, s, 8), 3);
+    for (int i = 0; i < 3; i++) {
+        assert_string_equal(s[i].label, labels[i]);
+        assert_int_equal(s[i].ticket, t);
+        assert_int_equal(s[i].dispatches, i == 1 ? 2 : 1);
+        sum += s[i].end - s[i].begin;
+    }
+    assert_true(sum == seconds && seconds == 1.5);
+    bench_close(&b);
+    fake_expect_nothing_alive();
+}
+
+/* Kept, it is one submission as any other, with barriers where the marks were. */
+static void a_marked_list_is_kept_whole(void **state) {
+    sl_error err = {0};
+    sl_gpu_ticket t;
+    bench b = bench_open();
+    sl_gpu_replay *r = sl_gpu_keep(marked(&b, NULL), &err);
+    assert_true(sl_gpu_replay_submit(r, &t, &err));
+    assert_string_equal(fake_last_list(),
+                        "dispatch add | barrier | dispatch add | barrier | dispatch add | barrier | dispatch add");
+    sl_gpu_replay_free(r);
+    bench_close(&b);
+}
+
+static void a_part_that_fails_fails_its_list(void **state) {
+    sl_error err = {0};
+    bench b = bench_open();
+    for (int refused = 0; refused < 2; refused++) {
+        sl_gpu_event *e = sl_gpu_event_new(b.g, &err);
+        fake.fail_list = refused ? NULL : "two";
+        fake.fail_call = refused ? "submit" : NULL;
+        fake.fail_at = refused ? 2 : 0;
+        sl_gpu_ticket t = bench_submit(marked(&b, e));
+        assert_false(sl_gpu_wait(b.stream, t, SECOND, NULL, &err));
+        expect_error(&err, SL_ERR_DEVICE, "list 'step'");
+        assert_true(sl_gpu_event_value(e) == 1); /* nobody waits for it for ever */
+        assert_true(sl_gpu_stream_recover(b.stream, &err));
+        sl_gpu_event_free(e);
+    }
+    bench_close(&b);
+    fake_expect_nothing_alive();
+}
+
 /* ---- failures ---------------------------------------------------------------------------------------------------- */
 
 static void a_failed_list_stops_its_stream(void **state) {
@@ -703,6 +774,9 @@ int main(void) {
         TEST(an_empty_list_is_done_in_its_turn),
         TEST(many_lists_are_submitted_without_waiting),
         TEST(spans),
+        TEST(marked_parts_have_spans_of_their_own),
+        TEST(a_marked_list_is_kept_whole),
+        TEST(a_part_that_fails_fails_its_list),
         TEST(a_failed_list_stops_its_stream),
         TEST(mapping_what_a_failed_list_wrote_is_an_error),
         TEST(a_freed_stream_is_forgiven),

@@ -376,7 +376,8 @@ static void gpus_that_are_not_unified_run_dispatches_one_by_one(void **state) {
 static void streams_and_lists_in_flight_are_counted(void **state) {
     metal_rig r = metal_rig_open();
     sl_error err = {0};
-    void *streams[15], *submissions[256], *more;
+    static void *submissions[1024];
+    void *streams[15], *more;
     gpu_result result;
     for (int i = 0; i < 15; i++)
         assert_non_null(streams[i] = driver->stream_new(r.d, &err));
@@ -385,17 +386,17 @@ static void streams_and_lists_in_flight_are_counted(void **state) {
     for (int i = 0; i < 15; i++)
         driver->stream_free(r.d, streams[i]);
     metal->hang = true;
-    for (int i = 0; i < 256; i++)
+    for (int i = 0; i < 1024; i++)
         assert_true(driver->submit(r.d, r.stream, NULL, NULL, 0, &submissions[i], &err));
     assert_false(driver->submit(r.d, r.stream, NULL, NULL, 0, &more, &err));
-    assert_string_equal(err.message, "metal: 256 lists of one stream are in flight, which is the most: wait for some");
+    assert_string_equal(err.message, "metal: 1024 lists of one stream are in flight, which is the most: wait for some");
     metal->hang = false;
-    for (int i = 0; i < 256; i++)
+    for (int i = 0; i < 1024; i++)
         assert_true(driver->wait(r.d, submissions[i], UINT64_MAX, &result));
     assert_true(metal_run(&r, NULL, 0, &err)); /* what is done is no longer in flight */
-    for (int i = 0; i < 256; i++)
+    for (int i = 0; i < 1024; i++)
         driver->release(r.d, submissions[i]);
-    assert_int_equal(metal->signals, 257); /* each list wakes who waits for it */
+    assert_int_equal(metal->signals, 1025); /* each list wakes who waits for it */
     metal_rig_close(&r);
 }
 

@@ -59,7 +59,7 @@ bool sl_tensor_matrix(const sl_tensor *t, sl_matrix *out, sl_error *err) {
         return sl_fail_prefix(err, "tensor \"%s\"", t->name);
     }
     for (int32_t i = 0; i < t->parts; i++) {
-        uint64_t expected = (uint64_t)out->rows * out->row_bytes[i];
+        uint64_t expected = sl_matrix_part_bytes(out, i);
         if (t->part[i].bytes != expected) {
             return sl_fail(err, SL_ERR_FORMAT,
                            "tensor \"%s\": part %d has %" PRIu64 " bytes, expected %" PRIu64 " (%" PRId64

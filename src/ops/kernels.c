@@ -19,27 +19,27 @@ static const int *const variants[SL_FORMAT_COUNT] = {
     [SL_Q4_K] = aligns_16_4_2_1, [SL_Q5_K] = aligns_16_4_2_1, [SL_Q6_K] = aligns_2_1,    [SL_AFFINE4] = aligns_16_4_1,
     [SL_AFFINE8] = aligns_16_4_1};
 
-static bool is_affine(const sl_matrix *m) {
-    return m->format == SL_AFFINE4 || m->format == SL_AFFINE8;
-}
-
 /* Scales and biases are read element by element: unaligned elements need the variant 1. */
 static bool sides_aligned(const sl_matrix *m, const uint64_t address[3]) {
     uint64_t bytes = sl_format_get(m->side)->block_bytes;
     return address[1] % bytes == 0 && address[2] % bytes == 0;
 }
 
+bool kernel_format_has(sl_format_id f) {
+    return variants[f] != NULL;
+}
+
 kernel_format kernel_format_of(const sl_matrix *m, const uint64_t address[3]) {
     kernel_format f;
-    snprintf(f.name, sizeof f.name, "%s%s%s", sl_format_get(m->format)->name, is_affine(m) ? "_" : "",
-             is_affine(m) ? sl_format_get(m->side)->name : "");
+    snprintf(f.name, sizeof f.name, "%s%s%s", sl_format_get(m->format)->name, sl_format_is_affine(m->format) ? "_" : "",
+             sl_format_is_affine(m->format) ? sl_format_get(m->side)->name : "");
     for (char *c = f.name; *c; c++)
         *c = (char)tolower((unsigned char)*c);
     const int *a = variants[m->format];
     uint64_t bits = address[0] | m->row_bytes[0];
     while (bits % (uint64_t)*a)
         a++;
-    f.align = is_affine(m) && !sides_aligned(m, address) ? 1 : *a;
+    f.align = sl_format_is_affine(m->format) && !sides_aligned(m, address) ? 1 : *a;
     return f;
 }
 

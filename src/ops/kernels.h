@@ -12,6 +12,9 @@ typedef struct kernel_format {
     int align; /* all addresses of a row's bytes are multiples of it: 16, 4, 2, 1 */
 } kernel_format;
 
+/* Are there kernels for this format? */
+bool kernel_format_has(sl_format_id f);
+
 /* The variant for a matrix whose parts begin at addresses (offsets in buffers that begin at pages) of which `alignment`
  * holds the largest power of two that divides them, 16 at most. Also an expert's projection: the least over all. */
 kernel_format kernel_format_of(const sl_matrix *m, const uint64_t address[3]);

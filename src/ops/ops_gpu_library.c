@@ -28,6 +28,9 @@ static bool add_variant(sl_ops_gpu *o, const kernel_format *f, sl_error *err) {
 }
 
 bool gpu_format_add(sl_ops_gpu *o, const sl_matrix *m, const void *const part[3], sl_error *err) {
+    if (!kernel_format_has(m->format))
+        return sl_fail(err, SL_ERR_UNSUPPORTED, "kernels for format %s are not built in",
+                       sl_format_get(m->format)->name);
     if (part) {
         kernel_format f = gpu_format_of(m, part);
         return add_variant(o, &f, err);

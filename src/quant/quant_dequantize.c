@@ -1,29 +1,23 @@
-/* Exact dequantisers of the float formats, GGUF's 32-weight blocks and MLX's affine groups. The order and the number of
+/* Exact dequantisers of the float formats and GGUF's 32-weight blocks of integers. The order and the number of
  * roundings are part of the formats' definition: tests compare bits with Python's gguf package. */
 #include "quant/quant_bits.h"
 #include "quant/quant_rows.h"
 
 #include <string.h>
 
-/* Where column col0 of a row begins in part 0. */
-static const uint8_t *block_at(const sl_matrix *m, int64_t row, int64_t col0) {
-    const sl_format *f = sl_format_get(m->format);
-    return m->part[0] + (uint64_t)row * m->row_bytes[0] + (uint64_t)(col0 / f->block_weights) * f->block_bytes;
-}
-
 void quant_dequantize_f32(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
-    memcpy(out, block_at(m, row, col0), (size_t)n * sizeof(float));
+    memcpy(out, quant_block_at(m, row, col0), (size_t)n * sizeof(float));
 }
 
 void quant_dequantize_f16(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
-    const uint8_t *p = block_at(m, row, col0);
+    const uint8_t *p = quant_block_at(m, row, col0);
     for (int64_t i = 0; i < n; i++) {
         out[i] = sl_f16_to_f32(quant_u16(p + 2 * i));
     }
 }
 
 void quant_dequantize_bf16(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
-    const uint8_t *p = block_at(m, row, col0);
+    const uint8_t *p = quant_block_at(m, row, col0);
     for (int64_t i = 0; i < n; i++) {
         out[i] = sl_bf16_to_f32(quant_u16(p + 2 * i));
     }
@@ -31,7 +25,7 @@ void quant_dequantize_bf16(const sl_matrix *m, int64_t row, int64_t col0, int64_
 
 /* d f16, 16 bytes: weight i in the low four bits of byte i, weight i + 16 in its high four. w = d * (q - 8) */
 void quant_dequantize_q4_0(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
-    const uint8_t *p = block_at(m, row, col0);
+    const uint8_t *p = quant_block_at(m, row, col0);
     for (int64_t b = 0; b < n / 32; b++, p += 18, out += 32) {
         float d = sl_f16_to_f32(quant_u16(p));
         for (int i = 0; i < 16; i++) {
@@ -43,7 +37,7 @@ void quant_dequantize_q4_0(const sl_matrix *m, int64_t row, int64_t col0, int64_
 
 /* d f16, m f16, 16 bytes as in Q4_0. w = d * q + m */
 void quant_dequantize_q4_1(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
-    const uint8_t *p = block_at(m, row, col0);
+    const uint8_t *p = quant_block_at(m, row, col0);
     for (int64_t b = 0; b < n / 32; b++, p += 20, out += 32) {
         float d = sl_f16_to_f32(quant_u16(p));
         float min = sl_f16_to_f32(quant_u16(p + 2));
@@ -62,7 +56,7 @@ static int five_bits(const uint8_t *low, uint32_t high, int i) {
 
 /* d f16, high bits u32, 16 bytes. w = d * (q - 16) */
 void quant_dequantize_q5_0(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
-    const uint8_t *p = block_at(m, row, col0);
+    const uint8_t *p = quant_block_at(m, row, col0);
     for (int64_t b = 0; b < n / 32; b++, p += 22, out += 32) {
         float d = sl_f16_to_f32(quant_u16(p));
         uint32_t high = quant_u32(p + 2);
@@ -74,7 +68,7 @@ void quant_dequantize_q5_0(const sl_matrix *m, int64_t row, int64_t col0, int64_
 
 /* d f16, m f16, high bits u32, 16 bytes. w = d * q + m */
 void quant_dequantize_q5_1(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
-    const uint8_t *p = block_at(m, row, col0);
+    const uint8_t *p = quant_block_at(m, row, col0);
     for (int64_t b = 0; b < n / 32; b++, p += 24, out += 32) {
         float d = sl_f16_to_f32(quant_u16(p));
         float min = sl_f16_to_f32(quant_u16(p + 2));
@@ -87,46 +81,11 @@ void quant_dequantize_q5_1(const sl_matrix *m, int64_t row, int64_t col0, int64_
 
 /* d f16, 32 int8. w = d * q */
 void quant_dequantize_q8_0(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
-    const uint8_t *p = block_at(m, row, col0);
+    const uint8_t *p = quant_block_at(m, row, col0);
     for (int64_t b = 0; b < n / 32; b++, p += 34, out += 32) {
         float d = sl_f16_to_f32(quant_u16(p));
         for (int i = 0; i < 32; i++) {
             out[i] = d * (float)(int8_t)p[2 + i];
-        }
-    }
-}
-
-static float side_value(const sl_matrix *m, int part, int64_t row, int64_t index) {
-    const uint8_t *p = m->part[part] + (uint64_t)row * m->row_bytes[part];
-    switch (m->side) {
-    case SL_F16:
-        return sl_f16_to_f32(quant_u16(p + 2 * index));
-    case SL_BF16:
-        return sl_bf16_to_f32(quant_u16(p + 2 * index));
-    default:
-        return quant_f32(p + 4 * index);
-    }
-}
-
-void quant_dequantize_affine4(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
-    const uint8_t *p = block_at(m, row, col0);
-    for (int64_t c = 0; c < n; c += 32, p += 16, out += 32) {
-        float scale = side_value(m, 1, row, (col0 + c) / m->group);
-        float bias = side_value(m, 2, row, (col0 + c) / m->group);
-        for (int i = 0; i < 16; i++) {
-            out[2 * i] = (float)(p[i] & 15) * scale + bias;
-            out[2 * i + 1] = (float)(p[i] >> 4) * scale + bias;
-        }
-    }
-}
-
-void quant_dequantize_affine8(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
-    const uint8_t *p = block_at(m, row, col0);
-    for (int64_t c = 0; c < n; c += 32, p += 32, out += 32) {
-        float scale = side_value(m, 1, row, (col0 + c) / m->group);
-        float bias = side_value(m, 2, row, (col0 + c) / m->group);
-        for (int i = 0; i < 32; i++) {
-            out[i] = (float)p[i] * scale + bias;
         }
     }
 }

@@ -4,14 +4,46 @@
 
 enum { K = 256 };
 
-static const uint8_t *k_block_at(const sl_matrix *m, int64_t row, int64_t col0, uint64_t block_bytes) {
-    return m->part[0] + (uint64_t)row * m->row_bytes[0] + (uint64_t)(col0 / K) * block_bytes;
+/* 16 bytes of scale (low four bits) and minimum (high) per 16 weights, 64 bytes, d f16, dmin f16. Run r (0..7) of 32
+ * weights is bits 2 * (r & 3).. of bytes 32 * (r / 4).. w = (d * scale) * q - dmin * min */
+void quant_dequantize_q2_k(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
+    const uint8_t *p = quant_block_at(m, row, col0);
+    for (int64_t b = 0; b < n / K; b++, p += 84) {
+        float d = sl_f16_to_f32(quant_u16(p + 80));
+        float dmin = sl_f16_to_f32(quant_u16(p + 82));
+        for (int half = 0; half < 16; half++, out += 16) {
+            float scale = d * (float)(p[half] & 15);
+            float min = dmin * (float)(p[half] >> 4);
+            const uint8_t *q = p + 16 + 32 * (half / 8) + 16 * (half & 1);
+            for (int i = 0; i < 16; i++) {
+                out[i] = scale * (float)(q[i] >> (half & 6) & 3) - min;
+            }
+        }
+    }
+}
+
+/* 32 bytes of high bits (bit r of byte i is bit 2 of weight i of run r, inverted as a sign: q - 4 where it is 0), 64
+ * bytes of low bits as in Q2_K, 12 bytes of 6-bit scales, d f16. w = (d * (scale - 32)) * q */
+void quant_dequantize_q3_k(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
+    const uint8_t *p = quant_block_at(m, row, col0);
+    for (int64_t b = 0; b < n / K; b++, p += 110) {
+        float d = sl_f16_to_f32(quant_u16(p + 108));
+        for (int half = 0; half < 16; half++, out += 16) {
+            float scale = d * (float)quant_q3_k_scale(p + 96, half);
+            const uint8_t *high = p + 16 * (half & 1);
+            const uint8_t *low = p + 32 + 32 * (half / 8) + 16 * (half & 1);
+            for (int i = 0; i < 16; i++) {
+                int q = (low[i] >> (half & 6) & 3) - (high[i] >> half / 2 & 1 ? 0 : 4);
+                out[i] = scale * (float)q;
+            }
+        }
+    }
 }
 
 /* d f16, dmin f16, 12 bytes of 6-bit scales and minima, 128 bytes: sub-blocks 2j and 2j+1 are the low and high four
  * bits of bytes 32j..32j+31. w = (d * scale) * q - dmin * min */
 void quant_dequantize_q4_k(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
-    const uint8_t *p = k_block_at(m, row, col0, 144);
+    const uint8_t *p = quant_block_at(m, row, col0);
     for (int64_t b = 0; b < n / K; b++, p += 144) {
         float d = sl_f16_to_f32(quant_u16(p));
         float dmin = sl_f16_to_f32(quant_u16(p + 2));
@@ -30,7 +62,7 @@ void quant_dequantize_q4_k(const sl_matrix *m, int64_t row, int64_t col0, int64_
 
 /* As Q4_K with 32 bytes of high bits before the low ones: bit j of byte i is bit 4 of weight i of sub-block j. */
 void quant_dequantize_q5_k(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
-    const uint8_t *p = k_block_at(m, row, col0, 176);
+    const uint8_t *p = quant_block_at(m, row, col0);
     for (int64_t b = 0; b < n / K; b++, p += 176) {
         float d = sl_f16_to_f32(quant_u16(p));
         float dmin = sl_f16_to_f32(quant_u16(p + 2));
@@ -53,7 +85,7 @@ void quant_dequantize_q5_k(const sl_matrix *m, int64_t row, int64_t col0, int64_
  * weights has four runs of 32: run r takes its low bits from bytes 32 * (r & 1).. (low or high half of the byte by r >>
  * 1), its high bits from bits 2r of the half's 32 high bytes. w = (d * scale) * (q - 32) */
 void quant_dequantize_q6_k(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
-    const uint8_t *p = k_block_at(m, row, col0, 210);
+    const uint8_t *p = quant_block_at(m, row, col0);
     for (int64_t b = 0; b < n / K; b++, p += 210) {
         float d = sl_f16_to_f32(quant_u16(p + 208));
         for (int run = 0; run < 8; run++, out += 32) {

@@ -171,20 +171,29 @@ static void affine_scale_bias(const float *x, int group, int top, float *scale, 
     *bias = q0 != 0 ? edge : 0;
 }
 
+void quant_put_eight(const uint8_t q[8], int bits, uint8_t *out) {
+    uint64_t v = 0;
+    for (int k = 0; k < 8; k++) {
+        v |= (uint64_t)q[k] << bits * k;
+    }
+    memcpy(out, &v, (size_t)bits);
+}
+
 void sl_affine_quantize(const float *x, int64_t n, int bits, int group, sl_format_id side, void *codes, void *scales,
                         void *biases) {
     int top = (1 << bits) - 1;
     uint8_t *out = codes;
-    memset(out, 0, (size_t)(n * bits / 8));
     for (int64_t g = 0; g < n / group; g++, x += group) {
         float scale, bias;
         affine_scale_bias(x, group, top, &scale, &bias);
         scale = put_side(scale, side, scales, g);
         bias = put_side(bias, side, biases, g);
-        for (int i = 0; i < group; i++) {
-            uint8_t q = code_of(rintf((x[i] - bias) / scale), top);
-            int64_t index = g * group + i;
-            out[index * bits / 8] |= (uint8_t)(q << index * bits % 8);
+        for (int i = 0; i < group; i += 8, out += bits) {
+            uint8_t q[8];
+            for (int k = 0; k < 8; k++) {
+                q[k] = code_of(rintf((x[i + k] - bias) / scale), top);
+            }
+            quant_put_eight(q, bits, out);
         }
     }
 }

@@ -11,10 +11,18 @@ typedef void quant_quantize_fn(const float *x, int64_t n, void *out);
 quant_dequantize_fn quant_dequantize_f32, quant_dequantize_f16, quant_dequantize_bf16;
 quant_dequantize_fn quant_dequantize_q4_0, quant_dequantize_q4_1, quant_dequantize_q5_0, quant_dequantize_q5_1;
 quant_dequantize_fn quant_dequantize_q8_0, quant_dequantize_q4_k, quant_dequantize_q5_k, quant_dequantize_q6_k;
-quant_dequantize_fn quant_dequantize_affine4, quant_dequantize_affine8;
+quant_dequantize_fn quant_dequantize_q2_k, quant_dequantize_q3_k, quant_dequantize_iq4_nl, quant_dequantize_iq4_xs;
+quant_dequantize_fn quant_dequantize_mxfp4, quant_dequantize_mxfp4_split, quant_dequantize_fp8;
+quant_dequantize_fn quant_dequantize_affine2, quant_dequantize_affine3, quant_dequantize_affine4;
+quant_dequantize_fn quant_dequantize_affine5, quant_dequantize_affine6, quant_dequantize_affine8;
 
 quant_quantize_fn quant_quantize_f32, quant_quantize_f16, quant_quantize_bf16;
 quant_quantize_fn quant_quantize_q4_0, quant_quantize_q4_1, quant_quantize_q5_0, quant_quantize_q5_1;
 quant_quantize_fn quant_quantize_q8_0;
+
+/* Where column col0 of a row begins in part 0. */
+const uint8_t *quant_block_at(const sl_matrix *m, int64_t row, int64_t col0);
+/* The inverse of quant_eight_codes: q below 2^bits, `bits` bytes. */
+void quant_put_eight(const uint8_t q[8], int bits, uint8_t *out);
 
 #endif

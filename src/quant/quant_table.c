@@ -3,21 +3,33 @@
 #include "quant/quant_rows.h"
 
 #include <inttypes.h>
+#include <strings.h>
 
 static const sl_format formats[SL_FORMAT_COUNT] = {
-    [SL_F32] = {"F32", 1, 4, 0, "F32", quant_dequantize_f32, quant_quantize_f32},
-    [SL_F16] = {"F16", 1, 2, 1, "F16", quant_dequantize_f16, quant_quantize_f16},
-    [SL_BF16] = {"BF16", 1, 2, 30, "BF16", quant_dequantize_bf16, quant_quantize_bf16},
-    [SL_Q4_0] = {"Q4_0", 32, 18, 2, NULL, quant_dequantize_q4_0, quant_quantize_q4_0},
-    [SL_Q4_1] = {"Q4_1", 32, 20, 3, NULL, quant_dequantize_q4_1, quant_quantize_q4_1},
-    [SL_Q5_0] = {"Q5_0", 32, 22, 6, NULL, quant_dequantize_q5_0, quant_quantize_q5_0},
-    [SL_Q5_1] = {"Q5_1", 32, 24, 7, NULL, quant_dequantize_q5_1, quant_quantize_q5_1},
-    [SL_Q8_0] = {"Q8_0", 32, 34, 8, NULL, quant_dequantize_q8_0, quant_quantize_q8_0},
-    [SL_Q4_K] = {"Q4_K", 256, 144, 12, NULL, quant_dequantize_q4_k, NULL},
-    [SL_Q5_K] = {"Q5_K", 256, 176, 13, NULL, quant_dequantize_q5_k, NULL},
-    [SL_Q6_K] = {"Q6_K", 256, 210, 14, NULL, quant_dequantize_q6_k, NULL},
-    [SL_AFFINE4] = {"affine4", 32, 16, -1, NULL, quant_dequantize_affine4, NULL},
-    [SL_AFFINE8] = {"affine8", 32, 32, -1, NULL, quant_dequantize_affine8, NULL},
+    [SL_F32] = {"F32", 1, 4, 0, "F32", quant_dequantize_f32, quant_quantize_f32, 1, 0},
+    [SL_F16] = {"F16", 1, 2, 1, "F16", quant_dequantize_f16, quant_quantize_f16, 1, 0},
+    [SL_BF16] = {"BF16", 1, 2, 30, "BF16", quant_dequantize_bf16, quant_quantize_bf16, 1, 0},
+    [SL_Q4_0] = {"Q4_0", 32, 18, 2, NULL, quant_dequantize_q4_0, quant_quantize_q4_0, 1, 0},
+    [SL_Q4_1] = {"Q4_1", 32, 20, 3, NULL, quant_dequantize_q4_1, quant_quantize_q4_1, 1, 0},
+    [SL_Q5_0] = {"Q5_0", 32, 22, 6, NULL, quant_dequantize_q5_0, quant_quantize_q5_0, 1, 0},
+    [SL_Q5_1] = {"Q5_1", 32, 24, 7, NULL, quant_dequantize_q5_1, quant_quantize_q5_1, 1, 0},
+    [SL_Q8_0] = {"Q8_0", 32, 34, 8, NULL, quant_dequantize_q8_0, quant_quantize_q8_0, 1, 0},
+    [SL_Q4_K] = {"Q4_K", 256, 144, 12, NULL, quant_dequantize_q4_k, NULL, 1, 0},
+    [SL_Q5_K] = {"Q5_K", 256, 176, 13, NULL, quant_dequantize_q5_k, NULL, 1, 0},
+    [SL_Q6_K] = {"Q6_K", 256, 210, 14, NULL, quant_dequantize_q6_k, NULL, 1, 0},
+    [SL_AFFINE4] = {"affine4", 32, 16, -1, NULL, quant_dequantize_affine4, NULL, 3, 4},
+    [SL_AFFINE8] = {"affine8", 32, 32, -1, NULL, quant_dequantize_affine8, NULL, 3, 8},
+    [SL_AFFINE2] = {"affine2", 32, 8, -1, NULL, quant_dequantize_affine2, NULL, 3, 2},
+    [SL_AFFINE3] = {"affine3", 32, 12, -1, NULL, quant_dequantize_affine3, NULL, 3, 3},
+    [SL_AFFINE5] = {"affine5", 32, 20, -1, NULL, quant_dequantize_affine5, NULL, 3, 5},
+    [SL_AFFINE6] = {"affine6", 32, 24, -1, NULL, quant_dequantize_affine6, NULL, 3, 6},
+    [SL_Q2_K] = {"Q2_K", 256, 84, 10, NULL, quant_dequantize_q2_k, NULL, 1, 0},
+    [SL_Q3_K] = {"Q3_K", 256, 110, 11, NULL, quant_dequantize_q3_k, NULL, 1, 0},
+    [SL_IQ4_NL] = {"IQ4_NL", 32, 18, 20, NULL, quant_dequantize_iq4_nl, NULL, 1, 0},
+    [SL_IQ4_XS] = {"IQ4_XS", 256, 136, 23, NULL, quant_dequantize_iq4_xs, NULL, 1, 0},
+    [SL_MXFP4] = {"MXFP4", 32, 17, 39, NULL, quant_dequantize_mxfp4, NULL, 1, 0},
+    [SL_MXFP4_SPLIT] = {"mxfp4_split", 32, 16, -1, NULL, quant_dequantize_mxfp4_split, NULL, 2, 0},
+    [SL_FP8] = {"fp8", 1, 1, -1, NULL, quant_dequantize_fp8, NULL, 2, 0},
 };
 
 /* GGUF's element types by number; gaps are numbers that were withdrawn. */
@@ -48,8 +60,41 @@ const char *sl_ggml_type_name(int32_t type) {
     return type >= 0 && type < (int32_t)SL_COUNT(ggml_names) ? ggml_names[type] : NULL;
 }
 
-static bool is_affine(sl_format_id id) {
-    return id == SL_AFFINE4 || id == SL_AFFINE8;
+const sl_format *sl_format_by_name(const char *name, sl_format_id *id) {
+    for (int i = 0; i < SL_FORMAT_COUNT; i++) {
+        if (strcasecmp(formats[i].name, name) == 0) {
+            *id = (sl_format_id)i;
+            return &formats[i];
+        }
+    }
+    return NULL;
+}
+
+bool sl_affine_by_bits(int bits, sl_format_id *id) {
+    for (int i = 0; i < SL_FORMAT_COUNT; i++) {
+        if (bits > 0 && formats[i].bits == bits) {
+            *id = (sl_format_id)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool sl_format_is_affine(sl_format_id id) {
+    return formats[id].bits > 0;
+}
+
+const uint8_t *quant_block_at(const sl_matrix *m, int64_t row, int64_t col0) {
+    const sl_format *f = &formats[m->format];
+    return m->part[0] + (uint64_t)row * m->row_bytes[0] + (uint64_t)(col0 / f->block_weights) * f->block_bytes;
+}
+
+/* ---- layout ------------------------------------------------------------------------------------------------------ */
+
+static bool check_side(const sl_matrix *m, sl_error *err) {
+    return m->side == SL_F32 || m->side == SL_F16 || m->side == SL_BF16 ||
+           sl_fail(err, SL_ERR_UNSUPPORTED, "%s scales of type %s, expected F32, F16 or BF16", formats[m->format].name,
+                   (unsigned)m->side < SL_FORMAT_COUNT ? formats[m->side].name : "?");
 }
 
 static bool layout_affine(sl_matrix *m, sl_error *err) {
@@ -57,9 +102,8 @@ static bool layout_affine(sl_matrix *m, sl_error *err) {
     if (m->group != 32 && m->group != 64 && m->group != 128) {
         return sl_fail(err, SL_ERR_UNSUPPORTED, "%s group size %" PRId32 ", expected 32, 64 or 128", name, m->group);
     }
-    if (m->side != SL_F32 && m->side != SL_F16 && m->side != SL_BF16) {
-        return sl_fail(err, SL_ERR_UNSUPPORTED, "%s scales of type %s, expected F32, F16 or BF16", name,
-                       (unsigned)m->side < SL_FORMAT_COUNT ? formats[m->side].name : "?");
+    if (!check_side(m, err)) {
+        return false;
     }
     if (m->cols % m->group != 0) {
         return sl_fail(err, SL_ERR_FORMAT,
@@ -68,6 +112,16 @@ static bool layout_affine(sl_matrix *m, sl_error *err) {
     }
     m->row_bytes[1] = m->row_bytes[2] = (uint64_t)(m->cols / m->group) * formats[m->side].block_bytes;
     return true;
+}
+
+/* The sums of 64 bits that `rows` rows of scales could overflow are smaller than those of the codes. */
+static bool layout_fp8(sl_matrix *m, sl_error *err) {
+    if (m->group != 128) {
+        return sl_fail(err, SL_ERR_UNSUPPORTED, "%s block of %" PRId32 " rows and columns, expected 128",
+                       formats[m->format].name, m->group);
+    }
+    m->row_bytes[1] = (uint64_t)((m->cols - 1) / m->group + 1) * formats[m->side].block_bytes;
+    return check_side(m, err);
 }
 
 bool sl_matrix_layout(sl_matrix *m, sl_error *err) {
@@ -90,20 +144,40 @@ bool sl_matrix_layout(sl_matrix *m, sl_error *err) {
         return sl_fail(err, SL_ERR_FORMAT, "%s matrix of %" PRId64 " x %" PRId64 " overflows 64 bits", f->name, m->rows,
                        m->cols);
     }
-    if (is_affine(m->format)) {
+    if (sl_format_is_affine(m->format)) {
         return layout_affine(m, err);
     }
-    m->group = 0;
+    if (m->format == SL_FP8) {
+        return layout_fp8(m, err);
+    }
+    m->group = m->format == SL_MXFP4_SPLIT ? 32 : 0;
+    m->row_bytes[1] = m->format == SL_MXFP4_SPLIT ? (uint64_t)m->cols / 32 : 0;
     return true;
 }
 
 sl_matrix sl_matrix_rows(const sl_matrix *m, int64_t row0, int64_t n) {
     sl_matrix view = *m;
+    bool fp8 = m->format == SL_FP8;
     view.rows = n;
     for (int p = 0; p < 3; p++) {
+        int64_t part_row = fp8 && p > 0 ? (m->row_in_block + row0) / m->group : row0;
         if (view.part[p]) {
-            view.part[p] += (uint64_t)row0 * m->row_bytes[p];
+            view.part[p] += (uint64_t)part_row * m->row_bytes[p];
         }
     }
+    view.row_in_block = fp8 ? (int32_t)((m->row_in_block + row0) % m->group) : 0;
     return view;
+}
+
+sl_matrix sl_matrix_every(const sl_matrix *m, int64_t first, int64_t step) {
+    sl_matrix view = sl_matrix_rows(m, first, (m->rows - first + step - 1) / step);
+    for (int p = 0; p < 3; p++) {
+        view.row_bytes[p] *= (uint64_t)step;
+    }
+    return view;
+}
+
+uint64_t sl_matrix_part_bytes(const sl_matrix *m, int p) {
+    int64_t rows = m->format == SL_FP8 && p > 0 ? (m->row_in_block + m->rows + m->group - 1) / m->group : m->rows;
+    return (uint64_t)rows * m->row_bytes[p];
 }

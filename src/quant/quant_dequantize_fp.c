@@ -1,0 +1,38 @@
+/* Exact dequantisers of formats whose codes are small floats. */
+#include "quant/quant_bits.h"
+#include "quant/quant_rows.h"
+
+/* e8m0, 16 bytes: weight i in the low four bits of byte i, i + 16 in its high ones. w = 2^(e - 128) * (2 * value). As
+ * in GGUF's own code minus zero is plus zero and e = 255 is an ordinary power. */
+void quant_dequantize_mxfp4(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
+    const uint8_t *p = quant_block_at(m, row, col0);
+    for (int64_t b = 0; b < n / 32; b++, p += 17, out += 32) {
+        float half = quant_e8m0_half(p[0]);
+        for (int i = 0; i < 16; i++) {
+            out[i] = half * (float)quant_e2m1_doubled[p[1 + i] & 15];
+            out[i + 16] = half * (float)quant_e2m1_doubled[p[1 + i] >> 4];
+        }
+    }
+}
+
+/* Weights 2i and 2i + 1 are the low and high four bits of byte i. w = 2^(e - 127) * value; minus zero stays. */
+void quant_dequantize_mxfp4_split(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
+    static const float value[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6, /* */
+                                    -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+    const uint8_t *p = quant_block_at(m, row, col0);
+    const uint8_t *e = m->part[1] + (uint64_t)row * m->row_bytes[1] + col0 / 32;
+    for (int64_t b = 0; b < n / 32; b++, p += 16, out += 32) {
+        float scale = quant_e8m0(e[b]);
+        for (int i = 0; i < 16; i++) {
+            out[2 * i] = scale * value[p[i] & 15];
+            out[2 * i + 1] = scale * value[p[i] >> 4];
+        }
+    }
+}
+
+void quant_dequantize_fp8(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
+    const uint8_t *p = quant_block_at(m, row, col0);
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = quant_e4m3(p[i]) * quant_fp8_scale(m, row, col0 + i);
+    }
+}

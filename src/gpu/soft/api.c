@@ -79,6 +79,12 @@ static void ignore_write(void *address, uint32_t size, const void *pc) {
     (void)pc;
 }
 
+static void ignore_beyond(int64_t index, const char *type, const void *pc) {
+    (void)index;
+    (void)type;
+    (void)pc;
+}
+
 SOFT_ON_FIBER static void checked_hint(const volatile void *address, uint32_t size) {
     soft_check_access((const void *)(uintptr_t)address, size, SOFT_ATOMIC, __builtin_return_address(0));
 }
@@ -102,6 +108,7 @@ const soft_api soft_api_plain = {
     .fail = fail,
     .read = ignore_read,
     .write = ignore_write,
+    .beyond = ignore_beyond,
 };
 
 const soft_api soft_api_checked = {
@@ -115,4 +122,5 @@ const soft_api soft_api_checked = {
     .fail = fail,
     .read = checked_read,
     .write = checked_write,
+    .beyond = soft_check_beyond,
 };

@@ -5,6 +5,7 @@
  * dispatch before it happens. Other reports let the kernel go on. */
 #include "gpu/soft/soft.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,22 +56,33 @@ static uint64_t who(const soft_fiber *f) {
     return f->worker->group * SOFT_MAX_THREADS + f->thread.index;
 }
 
-void soft_report_add(soft_check *c, const soft_report *r) {
+bool soft_report_add(soft_check *c, const soft_report *r) {
     for (int i = 0; i < c->reports; i++) {
         const soft_report *o = &c->report[i];
         if (o->kind == r->kind && o->pc == r->pc && o->line == r->line && o->slot == r->slot)
-            return;
+            return false;
     }
-    if (c->reports < SOFT_MAX_REPORTS)
-        c->report[c->reports++] = *r;
+    if (c->reports == SOFT_MAX_REPORTS)
+        return false;
+    c->report[c->reports++] = *r;
+    return true;
+}
+
+SOFT_ON_FIBER static _Noreturn void give_up(soft_fiber *f) {
+    soft_worker *w = f->worker;
+    atomic_store(&w->job->failed, true);
+    atomic_store(&w->stop, atomic_load(&w->serial));
+    soft_abandon(f);
 }
 
 SOFT_ON_FIBER static _Noreturn void end_dispatch(soft_fiber *f, const soft_report *r) {
     soft_worker *w = f->worker;
-    soft_report_add(w->job->check, r);
-    atomic_store(&w->job->failed, true);
-    atomic_store(&w->stop, atomic_load(&w->serial));
-    soft_abandon(f);
+    soft_report *beyond = f->beyond ? &w->job->check->report[f->beyond - 1] : NULL;
+    if (beyond)
+        *beyond = *r; /* of the same access, and says more */
+    else
+        soft_report_add(w->job->check, r);
+    give_up(f);
 }
 
 void soft_check_apart(soft_worker *w, soft_kind kind, const soft_fiber *here, const soft_fiber *there) {
@@ -274,13 +286,16 @@ SOFT_ON_FIBER static void check_device(soft_fiber *f, soft_window *w, uintptr_t 
     }
 }
 
-SOFT_ON_FIBER void soft_check_access(const void *address, uint32_t size, soft_how how, const void *pc) {
-    soft_fiber *f = soft_self();
+SOFT_ON_FIBER static void check_access(soft_fiber *f, const void *address, uint32_t size, soft_how how,
+                                       const void *pc) {
     soft_worker *w = f->worker;
     soft_check *c = w->job->check;
     uintptr_t a = (uintptr_t)address;
-    if (a - (uintptr_t)w->region < SOFT_REGION)
+    if (a - (uintptr_t)w->region < SOFT_REGION) {
+        if (f->beyond)
+            give_up(f);
         return;
+    }
     if (a - (uintptr_t)w->arena < SOFT_ARENA) {
         check_threadgroup(f, (uint32_t)(a - (uintptr_t)w->arena), size, how, pc);
         return;
@@ -296,4 +311,26 @@ SOFT_ON_FIBER void soft_check_access(const void *address, uint32_t size, soft_ho
     soft_report r = new_report(f, SOFT_OUT_OF_BOUNDS, how, size, pc);
     name_window(w->job, nearest_window(c, a), a, &r);
     end_dispatch(f, &r);
+}
+
+SOFT_ON_FIBER void soft_check_access(const void *address, uint32_t size, soft_how how, const void *pc) {
+    soft_fiber *f = soft_self();
+    check_access(f, address, size, how, pc);
+    f->beyond = 0;
+}
+
+/* The access comes next. If it is to memory that is watched, it may be found out of bounds, which says more; it may
+ * also stay in memory of its own (a row of a matrix, a member of a struct), and the kernel goes on. */
+SOFT_ON_FIBER void soft_check_beyond(int64_t index, const char *type, const void *pc) {
+    soft_fiber *f = soft_self();
+    soft_check *c = f->worker->job->check;
+    soft_report r = new_report(f, SOFT_BEYOND_ARRAY, SOFT_READS, 0, pc);
+    r.offset = index;
+    snprintf(r.name, sizeof r.name, "%s", type);
+    f->beyond = soft_report_add(c, &r) ? c->reports : 0;
+}
+
+void soft_check_trap(soft_check *c, const soft_fiber *f, const void *pc) {
+    soft_report r = new_report(f, SOFT_BEYOND_OWN, SOFT_READS, 0, pc);
+    soft_report_add(c, &r);
 }

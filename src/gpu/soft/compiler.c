@@ -196,11 +196,24 @@ static const char *const common_flags[] = {"-x",
                                            "-gdwarf-4",
                                            "-nostdlib++"};
 static const char *const plain_flags[] = {"-O2"};
-/* No vectors wider than what the instrumentation sees; reads before writes too; atomics announce themselves. */
-static const char *const checked_flags[] = {
-    "-O1",     "-DSL_MSL_CHECK=1",           "-fno-vectorize", "-fno-slp-vectorize",
-    "-Xclang", "-fsanitize=thread",          "-mllvm",         "-tsan-instrument-func-entry-exit=0",
-    "-mllvm",  "-tsan-instrument-atomics=0", "-mllvm",         "-tsan-instrument-read-before-write=1"};
+/* No vectors wider than what the instrumentation sees; reads before writes too; atomics announce themselves. A thread's
+ * own arrays: indices where the type says the length, traps where the optimiser knows it, each with its line. */
+static const char *const checked_flags[] = {"-O1",
+                                            "-DSL_MSL_CHECK=1",
+                                            "-fno-vectorize",
+                                            "-fno-slp-vectorize",
+                                            "-Xclang",
+                                            "-fsanitize=thread,array-bounds,local-bounds",
+                                            "-Xclang",
+                                            "-fsanitize-recover=array-bounds",
+                                            "-mllvm",
+                                            "-enable-tail-merge=0",
+                                            "-mllvm",
+                                            "-tsan-instrument-func-entry-exit=0",
+                                            "-mllvm",
+                                            "-tsan-instrument-atomics=0",
+                                            "-mllvm",
+                                            "-tsan-instrument-read-before-write=1"};
 
 static int add_flags(const char **argv, int n, const char *const *flags, size_t count) {
     for (size_t i = 0; i < count; i++)

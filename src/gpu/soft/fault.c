@@ -76,9 +76,20 @@ static const char *name_fault(const soft_worker *w) {
     }
 }
 
+/* Checking mode compiles a trap before what goes beyond an array of the thread's own. */
+static void report_trap(soft_worker *w, soft_job *job) {
+    const soft_fiber *f = &w->region->fiber[w->fault.thread];
+    if (!f->beyond)
+        soft_check_trap(job->check, f, (const void *)(w->fault.pc + 1));
+    atomic_store(&job->failed, true);
+    w->fault.signal = 0;
+}
+
 void soft_fault_report(soft_worker *w, soft_job *job) {
     char place[300] = "";
     uint32_t p[3];
+    if (job->check && (w->fault.signal == SIGILL || w->fault.signal == SIGTRAP))
+        report_trap(w, job);
     if (w->fault.signal == 0)
         return;
     const uint32_t *t = w->region->fiber[w->fault.thread].thread.position;

@@ -187,6 +187,7 @@ static void prepare_threads(soft_worker *w) {
         f->thread.position[1] = y;
         f->thread.position[2] = z;
         f->state = SOFT_RUNS;
+        f->beyond = 0;
         f->threadgroup_epoch = f->device_epoch = (soft_epoch){0};
         soft_fiber_reset(w, i, start);
         if (++x == size[0]) {

@@ -101,12 +101,19 @@ static const char *state_name(soft_state s) {
 static void put_access(text *t, const soft_job *job, const soft_report *r) {
     static const char *const what[] = {
         [SOFT_OUT_OF_BOUNDS] = "out of bounds: ",
+        [SOFT_BEYOND_ARRAY] = "out of bounds: ",
+        [SOFT_BEYOND_OWN] = "out of bounds: one of the thread's own arrays (or a place that cannot be reached)",
         [SOFT_READ_ONLY] = "bound for reading only: ",
         [SOFT_UNINITIALISED] = "uninitialised: ",
         [SOFT_RACE] = "race: ",
     };
-    put(t, "%s%s of %u bytes, ", what[r->kind], verb(r->how), r->size);
-    put_what(t, job, r);
+    put(t, "%s", what[r->kind]);
+    if (r->kind == SOFT_BEYOND_ARRAY) {
+        put(t, "index %lld of %s", (long long)r->offset, r->name);
+    } else if (r->kind != SOFT_BEYOND_OWN) {
+        put(t, "%s of %u bytes, ", verb(r->how), r->size);
+        put_what(t, job, r);
+    }
     put(t, ", by ");
     put_thread(t, job, r->who, true);
     if (r->kind != SOFT_RACE)

@@ -65,6 +65,7 @@ typedef struct soft_fiber {
     soft_state state;
     int line; /* where it waits */
     int flags;
+    int beyond; /* number of its report on an array's index whose access is to come; 0: none */
     soft_epoch threadgroup_epoch, device_epoch;
 } soft_fiber;
 
@@ -329,6 +330,8 @@ void soft_workers_close(soft_device *d);
 
 typedef enum soft_kind {
     SOFT_OUT_OF_BOUNDS,
+    SOFT_BEYOND_ARRAY, /* an index that its type does not allow */
+    SOFT_BEYOND_OWN,   /* a thread's own array, where the optimiser saw it */
     SOFT_READ_ONLY,
     SOFT_UNINITIALISED,
     SOFT_RACE,
@@ -411,6 +414,10 @@ void soft_check_group(soft_check *c, soft_worker *w);
 /* A variable was placed in the arena. */
 void soft_check_variable(soft_check *c, soft_worker *w, int index);
 void soft_check_access(const void *address, uint32_t size, soft_how how, const void *pc);
+/* An index that the type of an array does not allow. */
+void soft_check_beyond(int64_t index, const char *type, const void *pc);
+/* A trap was met at pc. */
+void soft_check_trap(soft_check *c, const soft_fiber *f, const void *pc);
 /* Where lanes or threads are when they should be together. */
 void soft_check_apart(soft_worker *w, soft_kind kind, const soft_fiber *here, const soft_fiber *there);
 /* The cell's accesses against a new one; true and *other when they race. */
@@ -420,7 +427,8 @@ void soft_shadow_free(soft_page *page);
 void soft_memory_forget(soft_memory *m);
 /* "FILE:LINE" of an address in a pipeline's code, or "". */
 void soft_place_of(const soft_pipeline *p, uintptr_t pc, char *out, size_t size);
-void soft_report_add(soft_check *c, const soft_report *r);
+/* False: such a one is there, or there is no room. */
+bool soft_report_add(soft_check *c, const soft_report *r);
 /* Logs all reports and makes the first the job's error. */
 void soft_report_all(soft_check *c, soft_device *d);
 

@@ -168,7 +168,48 @@ static const fault faults[] = {
      {"line 4: SIMD-group function under divergence: ", "waits in a SIMD-group function at line 6"},
      1,
      32},
+    {"a thread's own array past its end",
+     "KERNEL {\n  int own[4] = {1, 2, 3, 4};\n  int i = (int)T->index;\n  BUFFER(int, 1)[i] =\n"
+     "    own[i == 9 ? BUFFER(const int, 2)[1] + 2 : 0];\n}\n",
+     {"k: t.metal:5: out of bounds: index 4 of 'int", ", by thread (9,0,0) of threadgroup (0,0,0)"},
+     1,
+     32},
+    {"a thread's own array, written before its start",
+     "KERNEL {\n  float own[4] = {};\n  int i = (int)T->index;\n  own[i - 1] =\n    2;\n"
+     "  BUFFER(float, 1)[i] = own[1] + own[2];\n}\n",
+     {"k: t.metal:4: out of bounds: index -1 of 'float"},
+     1,
+     1},
+    {"from one member of a struct into the next",
+     "KERNEL {\n  struct { float a[4], b[4]; } own = {{1, 2, 3, 4}, {5, 6, 7, 8}};\n  float sum = 0;\n"
+     "  for (int i = 0; i <= BUFFER(const int, 2)[2] + 1; i++)\n    sum += own.a[i] * own.b[i & 3];\n"
+     "  BUFFER(float, 1)[0] = sum;\n}\n",
+     {"k: t.metal:5: out of bounds: index 4 of 'float"},
+     1,
+     1},
+    {"from one row of a threadgroup's matrix into the next",
+     "typedef float row[4];\nKERNEL {\n  SHARED(0, row, a, 2);\n  if (T->index < 8) a[T->index / 4][T->index % 4] = "
+     "1;\n  barrier();\n"
+     "  BUFFER(float, 1)[T->index] =\n    a[0][T->index & 7];\n}\n",
+     {"k: t.metal:7: out of bounds: index 4 of '"},
+     1,
+     5},
+    {"a thread's own array by a pointer",
+     "static float add(const float *v, int n) {\n  float sum = 0;\n  for (int i = 0; i <= n; i++)\n    sum += v[i];\n"
+     "  return sum;\n}\nKERNEL {\n  float own[3] = {1, 2, 3};\n  own[T->index % 3] += 1;\n"
+     "  BUFFER(float, 1)[T->index] = add(own, BUFFER(const int, 2)[2]);\n}\n",
+     {"k: t.metal:4: out of bounds: one of the thread's own arrays", ", by thread (0,0,0) of threadgroup (0,0,0)"},
+     1,
+     1},
     /* sound ones that resemble the others */
+    {"a thread's own arrays, all of them",
+     "static float add(const float *v, int n) {\n  float sum = 0;\n  for (int i = 0; i < n; i++) sum += v[i];\n"
+     "  return sum;\n}\nKERNEL {\n  struct { float a[3], b[3]; } own;\n"
+     "  for (int i = 0; i < 3; i++) own.a[i] = own.b[2 - i] = (float)i;\n"
+     "  BUFFER(float, 1)[T->index] = add(own.a, 3) + add(&own.b[0], 3) + *(&own.b[3] - 1);\n}\n",
+     {NULL},
+     1,
+     32},
     {"neighbouring bytes",
      "KERNEL {\n  SHARED(0, char, a, 64);\n  a[T->index] = (char)T->index;\n  barrier();\n"
      "  BUFFER(char, 1)[T->index] = a[63 - T->index];\n}\n",

@@ -193,7 +193,7 @@ static bool poll_cancelled(void *user) {
 static bool run_forward(sl_engine *e, sl_error *row_error, sl_error *err) {
     engine_step *st = &e->sched.step;
     for (int32_t i = 0; i < st->run_count; i++)
-        st->seqs[i] = (sl_step_seq){st->runs[i]->seq->pages, st->runs[i]->seq->page_count};
+        st->seqs[i] = (sl_step_seq){.pages = st->runs[i]->seq->pages, .page_count = st->runs[i]->seq->page_count};
     memset(st->row_failed, 0, (size_t)st->rows);
     bool direct = st->direct && st->outs > 0;
     sl_step step = {.rows = st->rows,

@@ -60,6 +60,26 @@ typedef struct sl_kv_layout {
 /* Computes the derived fields; head_dim must be a multiple of 32 for Q8_0. */
 bool sl_kv_layout_init(sl_kv_layout *l, uint64_t slab_bytes, sl_error *err);
 
+/* ---- recurrent state ----------------------------------------------------------------------------------------------
+ */
+
+/* A block holds what one delta layer keeps of one sequence, all f32: the delta state [value_head][key_dim][value_dim],
+ * then, at conv_offset, the last kernel - 1 rows of the convolution's input [kernel - 1][channels], oldest first. Block
+ * b lies in slab b / blocks_per_slab at (b % blocks_per_slab) * block_bytes. */
+typedef struct sl_state_layout {
+    int32_t layers; /* delta layers: blocks of one sequence; 0: the model has none */
+    int32_t key_heads, value_heads, key_dim, value_dim;
+    int32_t kernel;       /* width of the convolution */
+    int32_t channels;     /* 2 * key_heads * key_dim + value_heads * value_dim */
+    uint64_t conv_offset; /* bytes */
+    uint64_t block_bytes; /* a multiple of 64 */
+    uint64_t used_bytes;  /* of a block: what a snapshot keeps */
+    int32_t blocks_per_slab;
+} sl_state_layout;
+
+/* Computes channels and what follows it. */
+bool sl_state_layout_init(sl_state_layout *l, uint64_t slab_bytes, sl_error *err);
+
 /* ---- the step -------------------------------------------------------------------------------------------------------
  */
 
@@ -67,6 +87,7 @@ bool sl_kv_layout_init(sl_kv_layout *l, uint64_t slab_bytes, sl_error *err);
 typedef struct sl_step_seq {
     const int32_t *pages; /* block numbers; covers every position the step reads or writes */
     int32_t page_count;
+    const int32_t *state; /* block numbers, one per delta layer; NULL: the program has none */
 } sl_step_seq;
 
 /* What changes from step to step. Arrays are owned by the caller and live until the run returns. */
@@ -154,7 +175,38 @@ typedef struct sl_attention {
     sl_weight q_norm, k_norm; /* per-head RMSNorm, optional */
     float norm_eps;
     sl_rope rope;
+    /* Elements from one head of q to the next, and of the gate: where a product gives [q | gate] per head, both are
+     * views of it. The view's columns are (heads - 1) * head_stride + head_dim. 0: head_dim. */
+    int32_t head_stride;
+    sl_view gate;    /* dst = attention * sigmoid(gate); buffer 0: none */
+    int32_t window;  /* a row sees itself and window - 1 positions before it; 0: all */
+    sl_weight sinks; /* [1][heads]: a score that every row of a head has beside its keys', without a value; optional */
 } sl_attention;
+
+/* Gated DeltaNet: what lies between the layer's input products and its output product (formulas: transformers,
+ * models/qwen3_next/modeling_qwen3_next.py, torch_recurrent_gated_delta_rule). For every row, in order of position:
+ *   x = silu(conv over this row and the kernel - 1 before it of q | k | v, each channel by itself, + bias)
+ *   q, k = l2norm per head (x * rsqrt(sum x^2 + 1e-6)), q also / sqrt(key_dim)
+ *   g = decay * softplus(alpha + dt_bias), b = sigmoid(beta)
+ *   S = S * exp(g);  S += k (b * (v - S^T k))^T;  o = S^T q          S [key_dim][value_dim], per value head
+ *   dst = o / sqrt(mean(o^2) + norm_eps) * norm * silu(z)             per value head
+ * Weights are f32. */
+typedef struct sl_delta {
+    int32_t layer; /* index among delta layers: step_seq.state[layer] */
+    int32_t key_heads, value_heads, key_dim, value_dim;
+    int32_t kernel;      /* width of the convolution, 2 to SL_DELTA_KERNEL; the last tap is the row itself */
+    sl_weight conv;      /* [channels][kernel], channels as qkv's columns */
+    sl_weight conv_bias; /* [1][channels], optional */
+    sl_weight decay;     /* [1][value_heads], -exp(A_log): negative */
+    sl_weight dt_bias;   /* [1][value_heads] */
+    sl_weight norm;      /* [1][value_dim], as it multiplies (not 1 + w) */
+    float norm_eps;
+    /* Value head h reads key head h % key_heads (order of GGUF files of qwen3.5); else h / (value_heads / key_heads).
+     */
+    bool tiled;
+} sl_delta;
+
+enum { SL_DELTA_KERNEL = 8 };
 
 typedef struct sl_moe {
     int32_t layer; /* index among MoE layers: what the expert source is asked for */
@@ -189,8 +241,13 @@ void sl_op_linear(sl_program *p, sl_view src, const sl_linear *out, int n);
 /* dst = silu(src . gate^T) * (src . up^T) */
 void sl_op_gate_up(sl_program *p, sl_view dst, sl_view src, const sl_weight *gate, const sl_weight *up);
 /* Norms q and k per head, rotates them, appends k and v to the pages, attends causally over positions 0..position;
- * dst[row][heads*head_dim]. q, k are overwritten. */
+ * dst[row][heads*head_dim]. q, k are overwritten; the gate, if any, is not. */
 void sl_op_attention(sl_program *p, sl_view dst, sl_view q, sl_view k, sl_view v, const sl_attention *a);
+/* dst[row][value_heads*value_dim]; qkv[row][channels] = q of all key heads | k of all key heads | v, overwritten; z as
+ * dst, which may be the same view; beta, alpha [row][value_heads]. Reads and writes the state block of each sequence: a
+ * row at position 0 begins from zeros, any other continues what the last step left. A step that fails, also one row
+ * that fails, leaves the state of its sequences as something between before and after: it is lost. */
+void sl_op_delta(sl_program *p, sl_view dst, sl_view qkv, sl_view z, sl_view beta, sl_view alpha, const sl_delta *d);
 /* residual += experts(src) weighted + shared expert. Addition is in ascending expert id, then the shared expert,
  * whatever the order of arrival. */
 void sl_op_moe(sl_program *p, sl_view residual, sl_view src, const sl_moe *m);
@@ -237,10 +294,14 @@ void sl_ops_set_experts(sl_ops *ops, const sl_expert_source *source);
 /* KV slabs in order of block numbers; grows as the engine takes slabs. */
 void sl_ops_set_kv(sl_ops *ops, const sl_kv_layout *layout);
 bool sl_ops_add_kv_slab(sl_ops *ops, void *slab, sl_error *err);
+/* The same for the slabs of recurrent state. */
+void sl_ops_set_state(sl_ops *ops, const sl_state_layout *layout);
+bool sl_ops_add_state_slab(sl_ops *ops, void *slab, sl_error *err);
 
 /* Time spent in the last steps since reset, in nanoseconds, for --timing and bench. */
 typedef struct sl_ops_times {
     uint64_t attention, linear, router, expert_wait, expert_compute, shared, head, other;
+    uint64_t delta;
     uint64_t steps, rows;
     /* of a device, else 0: lists submitted; the device's own time; waits of one for the other and the
      * host's time in them; of the waits those during which the device had other work */

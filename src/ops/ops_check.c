@@ -89,7 +89,22 @@ static bool check_attention(const checker *c, const op *o) {
     return check_view(c, "attention dst", &o->dst) && check_view(c, "attention k", &o->u.attention.k) &&
            check_view(c, "attention v", &o->u.attention.v) &&
            check_optional_vector(c, "attention q_norm", &o->u.attention.a.q_norm) &&
-           check_optional_vector(c, "attention k_norm", &o->u.attention.a.k_norm);
+           check_optional_vector(c, "attention k_norm", &o->u.attention.a.k_norm) &&
+           check_optional_vector(c, "attention sinks", &o->u.attention.a.sinks) &&
+           (!o->u.attention.a.gate.buffer || check_view(c, "attention gate", &o->u.attention.a.gate));
+}
+
+static bool check_delta(const checker *c, const op *o) {
+    const sl_delta *d = &o->u.delta.d;
+    if (d->conv.matrix.format != SL_F32)
+        return sl_fail(c->err, SL_ERR_ARGUMENT, "recording delta conv: a matrix of format %s, F32 expected",
+                       sl_format_get(d->conv.matrix.format)->name);
+    return check_view(c, "delta dst", &o->dst) && check_view(c, "delta z", &o->u.delta.z) &&
+           check_view(c, "delta beta", &o->u.delta.beta) && check_view(c, "delta alpha", &o->u.delta.alpha) &&
+           check_weight(c, "delta conv", &d->conv) &&
+           in_buffer(c, "delta conv", d->conv.buffer, d->conv.offset[0], sizeof(float), sizeof(float)) &&
+           check_optional_vector(c, "delta conv bias", &d->conv_bias) && check_vector(c, "delta decay", &d->decay) &&
+           check_vector(c, "delta dt_bias", &d->dt_bias) && check_vector(c, "delta norm", &d->norm);
 }
 
 static bool check_moe(const checker *c, const op *o) {
@@ -122,6 +137,8 @@ static bool check_op(const checker *c, const op *o) {
                check_weight(c, "up", &o->u.gate_up.up);
     case OP_ATTENTION:
         return check_attention(c, o);
+    case OP_DELTA:
+        return check_delta(c, o);
     case OP_MOE:
         return check_moe(c, o);
     case OP_GATHER_OUTS:
@@ -175,7 +192,40 @@ static bool check_pages(const ops_memory *m, const sl_step *s, int32_t seq, int3
     return true;
 }
 
-static bool check_positions(const ops_memory *m, const sl_step *s, sl_error *err) {
+/* The blocks of state of one sequence: within the slabs. That no two sequences share one is the caller's promise. */
+static bool check_blocks(const ops_memory *m, const sl_step *s, int32_t seq, sl_error *err) {
+    const int32_t *state = s->seqs[seq].state;
+    int64_t blocks = (int64_t)m->state_count * m->state.blocks_per_slab;
+    if (!state)
+        return sl_fail(err, SL_ERR_ARGUMENT, "sequence %d has no blocks of state, %d expected", seq, m->state.layers);
+    for (int32_t i = 0; i < m->state.layers; i++)
+        if (state[i] < 0 || state[i] >= blocks)
+            return sl_fail(err, SL_ERR_ARGUMENT, "state of layer %d of sequence %d is block %d of %lld", i, seq,
+                           state[i], (long long)blocks);
+    return true;
+}
+
+/* A sequence whose rows came in two groups would be continued from a state that lacks the other's. */
+static bool check_groups(const sl_step *s, sl_error *err) {
+    for (int32_t seq = 0; seq < s->seq_count; seq++) {
+        int32_t groups = 0;
+        for (int32_t i = 0; i < s->rows; i++)
+            groups += s->seq[i] == seq && (i == 0 || s->seq[i - 1] != seq);
+        if (groups > 1)
+            return sl_fail(err, SL_ERR_ARGUMENT, "rows of sequence %d are in %d places of the step, 1 expected", seq,
+                           groups);
+    }
+    return true;
+}
+
+static bool check_states(const ops_memory *m, const sl_step *s, sl_error *err) {
+    for (int32_t i = 0; i < s->rows; i++)
+        if ((i == 0 || s->seq[i] != s->seq[i - 1]) && !check_blocks(m, s, s->seq[i], err))
+            return false;
+    return check_groups(s, err);
+}
+
+static bool check_positions(const ops_memory *m, const sl_step *s, bool pages, sl_error *err) {
     for (int32_t i = 0; i < s->rows; i++) {
         int32_t seq = s->seq[i];
         if (seq < 0 || seq >= s->seq_count)
@@ -186,7 +236,7 @@ static bool check_positions(const ops_memory *m, const sl_step *s, sl_error *err
         if (!first && (int64_t)s->position[i] != (int64_t)s->position[i - 1] + 1)
             return sl_fail(err, SL_ERR_ARGUMENT, "row %d of sequence %d has position %d behind position %d", i, seq,
                            s->position[i], s->position[i - 1]);
-        if (last && !check_pages(m, s, seq, s->position[i], err))
+        if (pages && last && !check_pages(m, s, seq, s->position[i], err))
             return false;
     }
     return true;
@@ -201,8 +251,20 @@ static bool check_kv(const ops_memory *m, const sl_attention *a, sl_error *err) 
     return true;
 }
 
+static bool check_state(const ops_memory *m, const sl_delta *d, sl_error *err) {
+    const sl_state_layout *l = &m->state;
+    if (l->key_heads != d->key_heads || l->value_heads != d->value_heads || l->key_dim != d->key_dim ||
+        l->value_dim != d->value_dim || l->kernel != d->kernel || d->layer >= l->layers || l->blocks_per_slab < 1)
+        return sl_fail(err, SL_ERR_ARGUMENT,
+                       "state of %d layers, %d key heads of %d, %d value heads of %d, a convolution of %d; delta layer "
+                       "%d has %d of %d, %d of %d, %d",
+                       l->layers, l->key_heads, l->key_dim, l->value_heads, l->value_dim, l->kernel, d->layer,
+                       d->key_heads, d->key_dim, d->value_heads, d->value_dim, d->kernel);
+    return true;
+}
+
 bool ops_check_step(const ops_memory *m, const sl_program *p, const sl_step *s, sl_error *err) {
-    bool attends = false;
+    bool attends = false, recurs = false;
     for (size_t i = 0; i < p->count; i++) {
         const op *x = &p->list[i];
         if (x->kind == OP_EMBED && !check_tokens(s, &x->u.embed.table.matrix, err))
@@ -211,9 +273,13 @@ bool ops_check_step(const ops_memory *m, const sl_program *p, const sl_step *s, 
             return false;
         if (x->kind == OP_MOE && !m->experts.begin)
             return sl_fail(err, SL_ERR_ARGUMENT, "MoE layer %d: no source of experts was set", x->u.moe.layer);
+        if (x->kind == OP_DELTA && !check_state(m, &x->u.delta.d, err))
+            return false;
         attends |= x->kind == OP_ATTENTION;
+        recurs |= x->kind == OP_DELTA;
     }
-    return check_out_rows(s, err) && (!attends || check_positions(m, s, err));
+    return check_out_rows(s, err) && ((!attends && !recurs) || check_positions(m, s, attends, err)) &&
+           (!recurs || check_states(m, s, err));
 }
 
 /* A row that failed in a layer below stores keys and values that are not its own: the rows of its sequence behind it

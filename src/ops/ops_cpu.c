@@ -33,6 +33,14 @@ static void cpu_set_kv(sl_ops *ops, const sl_kv_layout *layout) {
     ops_memory_set_kv(&((sl_ops_cpu *)ops)->known, layout);
 }
 
+static bool cpu_add_state_slab(sl_ops *ops, void *slab, sl_error *err) {
+    return ops_memory_add_state_slab(&((sl_ops_cpu *)ops)->known, slab, err);
+}
+
+static void cpu_set_state(sl_ops *ops, const sl_state_layout *layout) {
+    ops_memory_set_state(&((sl_ops_cpu *)ops)->known, layout);
+}
+
 static void cpu_set_experts(sl_ops *ops, const sl_expert_source *source) {
     ((sl_ops_cpu *)ops)->known.experts = *source;
 }
@@ -110,6 +118,8 @@ static bool run_op(cpu_run *r, const op *o) {
     case OP_ATTENTION:
         cpu_run_attention(r, o);
         return true;
+    case OP_DELTA:
+        return false; /* refused by cpu_prepare */
     case OP_MOE:
         return cpu_run_moe(r, o);
     case OP_GATHER_OUTS:
@@ -129,6 +139,8 @@ static uint64_t *time_of(sl_ops_times *t, op_kind kind) {
     switch (kind) {
     case OP_ATTENTION:
         return &t->attention;
+    case OP_DELTA:
+        return &t->delta;
     case OP_LINEAR:
     case OP_GATE_UP:
         return &t->linear;
@@ -168,8 +180,24 @@ static bool cpu_run_program(sl_ops *ops, sl_program *p, sl_step *step, sl_error 
 /* ---- the table ----------------------------------------------------------------------------------------------------
  */
 
+static bool refuse_unknown(const sl_program *p, sl_error *err) {
+    for (size_t i = 0; i < p->count; i++) {
+        const sl_attention *a = &p->list[i].u.attention.a;
+        if (p->list[i].kind == OP_DELTA)
+            return sl_fail(err, SL_ERR_UNSUPPORTED, "delta layer %d: not on this implementation",
+                           p->list[i].u.delta.d.layer);
+        if (p->list[i].kind == OP_ATTENTION && (a->gate.buffer || a->head_stride || a->window || a->sinks.buffer))
+            return sl_fail(err, SL_ERR_UNSUPPORTED,
+                           "attention layer %d: gate, head stride, window or sinks: not on this implementation",
+                           a->layer);
+    }
+    return true;
+}
+
 static bool cpu_prepare(sl_ops *ops, sl_program *p, sl_error *err) {
     sl_ops_cpu *o = (sl_ops_cpu *)ops;
+    if (!refuse_unknown(p, err))
+        return false;
     return ops_check_program(&o->known, p, err) && cpu_scratch_fit(o, p, err);
 }
 static void cpu_discard(sl_ops *ops, sl_program *p) {}
@@ -207,6 +235,8 @@ static const sl_ops_table table = {
     .set_experts = cpu_set_experts,
     .set_kv = cpu_set_kv,
     .add_kv_slab = cpu_add_kv_slab,
+    .set_state = cpu_set_state,
+    .add_state_slab = cpu_add_state_slab,
     .times = cpu_times,
     .times_reset = cpu_times_reset,
     .isa = cpu_isa_name,

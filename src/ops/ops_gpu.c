@@ -45,6 +45,16 @@ static bool gpu_ops_add_kv_slab(sl_ops *ops, void *slab, sl_error *err) {
            gpu_remember(o, slab, (uint64_t)o->known.kv.blocks_per_slab * o->known.kv.block_bytes, err);
 }
 
+static void gpu_ops_set_state(sl_ops *ops, const sl_state_layout *layout) {
+    ops_memory_set_state(&self(ops)->known, layout);
+}
+
+static bool gpu_ops_add_state_slab(sl_ops *ops, void *slab, sl_error *err) {
+    sl_ops_gpu *o = self(ops);
+    return ops_memory_add_state_slab(&o->known, slab, err) &&
+           gpu_remember(o, slab, (uint64_t)o->known.state.blocks_per_slab * o->known.state.block_bytes, err);
+}
+
 static void gpu_ops_set_experts(sl_ops *ops, const sl_expert_source *source) {
     self(ops)->known.experts = *source;
 }
@@ -75,7 +85,17 @@ static bool check_heads(const sl_attention *a, sl_error *err) {
     if (a->head_dim != 64 && a->head_dim != 128 && a->head_dim != 256)
         return sl_fail(err, SL_ERR_UNSUPPORTED, "attention layer %d: heads of %d on a GPU: 64, 128 or 256 expected",
                        a->layer, a->head_dim);
+    if (a->gate.buffer || a->head_stride || a->window || a->sinks.buffer)
+        return sl_fail(err, SL_ERR_UNSUPPORTED, "attention layer %d: %s on a GPU: not yet there", a->layer,
+                       a->gate.buffer   ? "an output gate"
+                       : a->head_stride ? "a stride between heads"
+                       : a->window      ? "a sliding window"
+                                        : "sinks");
     return true;
+}
+
+static bool refuse_delta(const sl_delta *d, sl_error *err) {
+    return sl_fail(err, SL_ERR_UNSUPPORTED, "delta layer %d (Gated DeltaNet) on a GPU: not yet there", d->layer);
 }
 
 static bool add_op(sl_ops_gpu *o, const op *x, sl_error *err) {
@@ -95,6 +115,8 @@ static bool add_op(sl_ops_gpu *o, const op *x, sl_error *err) {
         return add_weight(o, &x->u.logits.head, err);
     case OP_ATTENTION:
         return check_heads(&x->u.attention.a, err);
+    case OP_DELTA:
+        return refuse_delta(&x->u.delta.d, err);
     default:
         return true;
     }
@@ -132,6 +154,8 @@ bool gpu_encode_op(gpu_run *r, const op *o) {
     case OP_ATTENTION:
         ops_spread_failures(r->step);
         return gpu_run_attention(r, o);
+    case OP_DELTA:
+        return refuse_delta(&o->u.delta.d, r->err);
     case OP_MOE:
         return gpu_run_moe(r, o);
     case OP_GATHER_OUTS:
@@ -249,6 +273,8 @@ static const sl_ops_table table = {
     .set_experts = gpu_ops_set_experts,
     .set_kv = gpu_ops_set_kv,
     .add_kv_slab = gpu_ops_add_kv_slab,
+    .set_state = gpu_ops_set_state,
+    .add_state_slab = gpu_ops_add_state_slab,
     .times = gpu_times,
     .times_reset = gpu_times_reset,
     .isa = gpu_isa,

@@ -31,6 +31,7 @@ void ops_memory_clear(ops_memory *m) {
     free(m->spans);
     free(m->buffers);
     free(m->kv_slabs);
+    free(m->state_slabs);
 }
 
 sl_buffer ops_memory_wrap(ops_memory *m, void *base, uint64_t bytes, sl_error *err) {
@@ -65,11 +66,24 @@ void ops_memory_set_kv(ops_memory *m, const sl_kv_layout *layout) {
     m->kv_count = 0;
 }
 
-bool ops_memory_add_kv_slab(ops_memory *m, void *slab, sl_error *err) {
-    void *list = m->kv_slabs;
-    if (!sl_grow(&list, &m->kv_capacity, m->kv_count + 1, sizeof *m->kv_slabs))
+void ops_memory_set_state(ops_memory *m, const sl_state_layout *layout) {
+    m->state = *layout;
+    m->state_count = 0;
+}
+
+static bool add_slab(uint8_t ***slabs, size_t *count, size_t *capacity, void *slab, sl_error *err) {
+    void *list = *slabs;
+    if (!sl_grow(&list, capacity, *count + 1, sizeof **slabs))
         return sl_fail(err, SL_ERR_MEMORY, "out of memory");
-    m->kv_slabs = list;
-    m->kv_slabs[m->kv_count++] = slab;
+    *slabs = list;
+    (*slabs)[(*count)++] = slab;
     return true;
+}
+
+bool ops_memory_add_kv_slab(ops_memory *m, void *slab, sl_error *err) {
+    return add_slab(&m->kv_slabs, &m->kv_count, &m->kv_capacity, slab, err);
+}
+
+bool ops_memory_add_state_slab(ops_memory *m, void *slab, sl_error *err) {
+    return add_slab(&m->state_slabs, &m->state_count, &m->state_capacity, slab, err);
 }

@@ -19,6 +19,9 @@ typedef struct ops_memory {
     sl_kv_layout kv;
     uint8_t **kv_slabs;
     size_t kv_count, kv_capacity;
+    sl_state_layout state; /* layers 0: none was set */
+    uint8_t **state_slabs;
+    size_t state_count, state_capacity;
     sl_expert_source experts;
 } ops_memory;
 
@@ -36,6 +39,8 @@ void ops_memory_unwrap(ops_memory *m, sl_buffer b);
 sl_buffer ops_memory_scratch(ops_memory *m, uint64_t bytes, sl_error *err);
 void ops_memory_set_kv(ops_memory *m, const sl_kv_layout *layout);
 bool ops_memory_add_kv_slab(ops_memory *m, void *slab, sl_error *err);
+void ops_memory_set_state(ops_memory *m, const sl_state_layout *layout);
+bool ops_memory_add_state_slab(ops_memory *m, void *slab, sl_error *err);
 
 static inline bool has_weight(const sl_weight *w) {
     return w->buffer != 0;
@@ -44,7 +49,7 @@ static inline bool has_weight(const sl_weight *w) {
 /* ops_check.c: that every operand of a program lies in its buffer; that what a step says of rows, sequences and pages
  * fits the program. */
 bool ops_check_program(const ops_memory *m, const sl_program *p, sl_error *err);
-/* Before attention: rows behind a failed one of their sequence fail too. */
+/* Before attention and delta: rows behind a failed one of their sequence fail too. */
 void ops_spread_failures(const sl_step *s);
 /* Do two layers rotate alike, so that a step's angles serve both? */
 bool ops_same_rotation(const sl_rope *a, const sl_rope *b);

@@ -159,10 +159,21 @@ void sl_op_attention(sl_program *p, sl_view dst, sl_view q, sl_view k, sl_view v
     expect_rows(p, "attention v", v, SL_ROWS_ALL);
     if (a->head_dim < 1)
         record_error(p, "attention head_dim", a->head_dim, 1);
-    expect(p, "attention q", q.cols, (int64_t)a->heads * a->head_dim);
+    int64_t stride = a->head_stride ? a->head_stride : a->head_dim;
+    if (stride < a->head_dim)
+        record_error(p, "attention head_stride", stride, a->head_dim);
+    expect(p, "attention q", q.cols, (int64_t)(a->heads - 1) * stride + a->head_dim);
     expect(p, "attention k", k.cols, (int64_t)a->kv_heads * a->head_dim);
     expect(p, "attention v", v.cols, (int64_t)a->kv_heads * a->head_dim);
-    expect(p, "attention dst", dst.cols, q.cols);
+    expect(p, "attention dst", dst.cols, (int64_t)a->heads * a->head_dim);
+    if (a->gate.buffer) {
+        expect_rows(p, "attention gate", a->gate, SL_ROWS_ALL);
+        expect(p, "attention gate", a->gate.cols, q.cols);
+    }
+    if (a->sinks.buffer)
+        expect(p, "attention sinks", a->sinks.matrix.cols, a->heads);
+    if (a->window < 0)
+        record_error(p, "attention window", a->window, 0);
     if (a->q_norm.buffer)
         expect(p, "attention q_norm", a->q_norm.matrix.cols, a->head_dim);
     if (a->k_norm.buffer)
@@ -180,6 +191,57 @@ void sl_op_attention(sl_program *p, sl_view dst, sl_view q, sl_view k, sl_view v
     o->u.attention.v = v;
     o->u.attention.a = *a;
     o->u.attention.a.rope.inv_freq = own_frequencies(p, &a->rope);
+}
+
+/* A vector of n floats. */
+static void expect_floats(sl_program *p, const char *name, const sl_weight *w, int64_t n) {
+    expect(p, name, w->matrix.cols, n);
+    expect(p, name, w->matrix.rows, 1);
+}
+
+static void expect_delta_sizes(sl_program *p, const sl_delta *d) {
+    if (d->key_heads < 1 || d->value_heads < 1 || d->value_heads % d->key_heads)
+        record_error(p, "delta value heads", d->value_heads, d->key_heads);
+    if (d->key_dim < 1)
+        record_error(p, "delta key_dim", d->key_dim, 1);
+    if (d->value_dim < 1)
+        record_error(p, "delta value_dim", d->value_dim, 1);
+    if (d->kernel < 2 || d->kernel > SL_DELTA_KERNEL)
+        record_error(p, "delta width of the convolution", d->kernel, SL_DELTA_KERNEL);
+    if (d->layer < 0)
+        record_error(p, "delta layer", d->layer, 0);
+}
+
+void sl_op_delta(sl_program *p, sl_view dst, sl_view qkv, sl_view z, sl_view beta, sl_view alpha, const sl_delta *d) {
+    int64_t values = (int64_t)d->value_heads * d->value_dim;
+    int64_t channels = 2 * (int64_t)d->key_heads * d->key_dim + values;
+    expect_delta_sizes(p, d);
+    expect_rows(p, "delta dst", dst, SL_ROWS_ALL);
+    expect_rows(p, "delta qkv", qkv, SL_ROWS_ALL);
+    expect_rows(p, "delta z", z, SL_ROWS_ALL);
+    expect_rows(p, "delta beta", beta, SL_ROWS_ALL);
+    expect_rows(p, "delta alpha", alpha, SL_ROWS_ALL);
+    expect(p, "delta dst", dst.cols, values);
+    expect(p, "delta qkv", qkv.cols, channels);
+    expect(p, "delta z", z.cols, values);
+    expect(p, "delta beta", beta.cols, d->value_heads);
+    expect(p, "delta alpha", alpha.cols, d->value_heads);
+    expect(p, "delta conv channels", d->conv.matrix.rows, channels);
+    expect(p, "delta conv width", d->conv.matrix.cols, d->kernel);
+    if (d->conv_bias.buffer)
+        expect_floats(p, "delta conv bias", &d->conv_bias, channels);
+    expect_floats(p, "delta decay", &d->decay, d->value_heads);
+    expect_floats(p, "delta dt_bias", &d->dt_bias, d->value_heads);
+    expect_floats(p, "delta norm", &d->norm, d->value_dim);
+    op *o = append(p, OP_DELTA);
+    if (!o)
+        return;
+    o->dst = dst;
+    o->src = qkv;
+    o->u.delta.z = z;
+    o->u.delta.beta = beta;
+    o->u.delta.alpha = alpha;
+    o->u.delta.d = *d;
 }
 
 static void expect_shared(sl_program *p, const sl_moe *m, int32_t hidden) {
@@ -296,6 +358,14 @@ bool sl_ops_add_kv_slab(sl_ops *o, void *slab, sl_error *err) {
     return o->table->add_kv_slab(o, slab, err);
 }
 
+void sl_ops_set_state(sl_ops *o, const sl_state_layout *layout) {
+    o->table->set_state(o, layout);
+}
+
+bool sl_ops_add_state_slab(sl_ops *o, void *slab, sl_error *err) {
+    return o->table->add_state_slab(o, slab, err);
+}
+
 void sl_ops_times_get(const sl_ops *o, sl_ops_times *out) {
     o->table->times(o, out);
 }
@@ -319,6 +389,30 @@ bool sl_kv_layout_init(sl_kv_layout *l, uint64_t slab_bytes, sl_error *err) {
     l->block_bytes = sl_round_up(bytes, 64);
     if (l->block_bytes > slab_bytes)
         return sl_fail(err, SL_ERR_ARGUMENT, "a KV block of %llu bytes does not fit a slab of %llu",
+                       (unsigned long long)l->block_bytes, (unsigned long long)slab_bytes);
+    l->blocks_per_slab = (int32_t)(slab_bytes / l->block_bytes);
+    return true;
+}
+
+bool sl_state_layout_init(sl_state_layout *l, uint64_t slab_bytes, sl_error *err) {
+    if (l->layers < 1 || l->key_heads < 1 || l->value_heads < 1 || l->key_dim < 1 || l->value_dim < 1 ||
+        l->kernel < 2 || l->kernel > SL_DELTA_KERNEL)
+        return sl_fail(err, SL_ERR_ARGUMENT,
+                       "state of %d layers, %d key heads of %d, %d value heads of %d, a convolution of %d", l->layers,
+                       l->key_heads, l->key_dim, l->value_heads, l->value_dim, l->kernel);
+    int64_t keys = (int64_t)l->key_heads * l->key_dim, values = (int64_t)l->value_heads * l->value_dim;
+    uint64_t delta, conv;
+    if (keys > INT32_MAX / 8 || values > INT32_MAX / 8 ||
+        !sl_mul_u64((uint64_t)values * sizeof(float), (uint64_t)l->key_dim, &delta) || delta > INT64_MAX / 2)
+        return sl_fail(err, SL_ERR_ARGUMENT, "state of %d key heads of %d, %d value heads of %d: size overflows",
+                       l->key_heads, l->key_dim, l->value_heads, l->value_dim);
+    l->channels = (int32_t)(2 * keys + values);
+    conv = (uint64_t)(l->kernel - 1) * (uint64_t)l->channels * sizeof(float);
+    l->conv_offset = sl_round_up(delta, 64);
+    l->used_bytes = l->conv_offset + conv;
+    l->block_bytes = sl_round_up(l->used_bytes, 64);
+    if (l->block_bytes > slab_bytes)
+        return sl_fail(err, SL_ERR_ARGUMENT, "a block of state of %llu bytes does not fit a slab of %llu",
                        (unsigned long long)l->block_bytes, (unsigned long long)slab_bytes);
     l->blocks_per_slab = (int32_t)(slab_bytes / l->block_bytes);
     return true;

@@ -10,6 +10,7 @@ typedef enum op_kind {
     OP_LINEAR,
     OP_GATE_UP,
     OP_ATTENTION,
+    OP_DELTA,
     OP_MOE,
     OP_GATHER_OUTS,
     OP_LOGITS,
@@ -44,6 +45,10 @@ typedef struct op {
             sl_view k, v;
             sl_attention a; /* rope.inv_freq is owned by the program */
         } attention;
+        struct {
+            sl_view z, beta, alpha;
+            sl_delta d;
+        } delta; /* src: qkv */
         sl_moe moe;
         struct {
             sl_weight head;
@@ -78,6 +83,8 @@ typedef struct sl_ops_table {
     void (*set_experts)(sl_ops *ops, const sl_expert_source *source);
     void (*set_kv)(sl_ops *ops, const sl_kv_layout *layout);
     bool (*add_kv_slab)(sl_ops *ops, void *slab, sl_error *err);
+    void (*set_state)(sl_ops *ops, const sl_state_layout *layout);
+    bool (*add_state_slab)(sl_ops *ops, void *slab, sl_error *err);
     void (*times)(const sl_ops *ops, sl_ops_times *out);
     void (*times_reset)(sl_ops *ops);
     const char *(*isa)(const sl_ops *ops);

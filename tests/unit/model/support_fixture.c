@@ -149,7 +149,7 @@ bool fixture_run(fixture *f, const int32_t *tokens, const int32_t *seq, const in
     sl_step_seq *seqs = calloc((size_t)f->sequences, sizeof *seqs);
     int32_t *outs = malloc((size_t)rows * sizeof *outs);
     for (int32_t i = 0; i < f->sequences; i++)
-        seqs[i] = (sl_step_seq){f->pages + i * f->page_count, f->page_count};
+        seqs[i] = (sl_step_seq){.pages = f->pages + i * f->page_count, .page_count = f->page_count};
     for (int32_t i = 0; i < rows; i++)
         outs[i] = i;
     sl_step step = {.rows = rows,

@@ -131,7 +131,7 @@ static void make_kv(tiny *t, sl_kv_format format) {
     for (int32_t i = 0; i < BLOCKS; i++)
         t->pages[i % TINY_SEQUENCES][i / TINY_SEQUENCES] = BLOCKS - 1 - i;
     for (int32_t i = 0; i < TINY_SEQUENCES; i++)
-        t->seqs[i] = (sl_step_seq){t->pages[i], TINY_PAGES};
+        t->seqs[i] = (sl_step_seq){.pages = t->pages[i], .page_count = TINY_PAGES};
 }
 
 tiny *tiny_open(const tiny_options *o) {

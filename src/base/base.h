@@ -174,6 +174,8 @@ typedef enum sl_use { SL_USE_WEIGHTS, SL_USE_SLOTS, SL_USE_KV, SL_USE_SCRATCH, S
 
 /* slab_bytes is a power of two, 64 KiB..64 MiB. */
 sl_mem *sl_mem_new(uint64_t budget, uint64_t slab_bytes, sl_error *err);
+/* The same with slabs cut from at most `mappings` large mappings, for a device, which sees memory in so many pieces. */
+sl_mem *sl_mem_new_gathered(uint64_t budget, uint64_t slab_bytes, int mappings, sl_error *err);
 void sl_mem_free(sl_mem *m);
 /* One contiguous zeroed span, for resident weights and scratch; any size. NULL with SL_ERR_BUDGET when it does not fit.
  * Freed with sl_mem_span_free or with the allocator. */
@@ -189,7 +191,8 @@ uint64_t sl_mem_budget(const sl_mem *m);
 uint64_t sl_mem_slab_bytes(const sl_mem *m);
 uint64_t sl_mem_used(const sl_mem *m, sl_use use); /* SL_USE_COUNT: all, empty slabs that are kept included */
 uint64_t sl_mem_peak(const sl_mem *m);
-/* The span or slab in use that p points into; false: none. For devices, which wrap memory whole. */
+/* The span, slab in use, or mapping of gathered slabs that p points into; false: none. For devices, which wrap memory
+ * whole. */
 bool sl_mem_find(const sl_mem *m, const void *p, void **base, uint64_t *bytes);
 /* How often memory was given back to the system so far: while it stays the same, what was found still stands. */
 uint64_t sl_mem_unmapped(const sl_mem *m);

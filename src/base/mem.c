@@ -2,7 +2,10 @@
  *
  * Spans and slabs are anonymous mappings aligned to 2 MiB, so that the kernel can back them with huge pages and
  * O_DIRECT reads land aligned. An empty slab stays mapped (and counted in the peak, not in use) until trim, because
- * mapping and zeroing 64 MiB costs milliseconds. Invariant: in use + cached empty slabs + charges <= budget. */
+ * mapping and zeroing 64 MiB costs milliseconds. Invariant: in use + cached empty slabs + charges <= budget.
+ *
+ * Gathered, slabs are cut from a few large mappings, which stay: a slab that is given back loses its pages and waits,
+ * vacant, for its next use. A mapping's address space costs nothing until it is touched. */
 #include "base/base.h"
 
 #include <pthread.h>
@@ -11,6 +14,7 @@
 #include <sys/mman.h>
 
 enum { HUGE = 2 << 20, PAGE = 4096 };
+#define MOST_GATHERED (UINT64_C(1) << 36) /* bytes of one mapping */
 
 typedef struct block {
     void *base;
@@ -26,6 +30,9 @@ struct sl_mem {
     size_t count, capacity;
     void **empty; /* mapped slabs that nobody uses */
     size_t empty_count, empty_capacity;
+    uint64_t gather_bytes; /* of a mapping that slabs are cut from; 0: each slab has its own */
+    void **gathers, **vacant;
+    size_t gather_count, gather_capacity, vacant_count, vacant_capacity;
     uint64_t used[SL_USE_COUNT];
     uint64_t total, peak; /* of used and empty */
     uint64_t unmapped;    /* times memory was given back */
@@ -46,16 +53,30 @@ sl_mem *sl_mem_new(uint64_t budget, uint64_t slab_bytes, sl_error *err) {
     return m;
 }
 
+sl_mem *sl_mem_new_gathered(uint64_t budget, uint64_t slab_bytes, int mappings, sl_error *err) {
+    sl_mem *m = sl_mem_new(budget, slab_bytes, err);
+    if (!m)
+        return NULL;
+    uint64_t slabs = budget / slab_bytes / (uint64_t)mappings + 1;
+    m->gather_bytes = (slabs < MOST_GATHERED / slab_bytes ? slabs : MOST_GATHERED / slab_bytes) * slab_bytes;
+    return m;
+}
+
 void sl_mem_free(sl_mem *m) {
     if (!m)
         return;
     for (size_t i = 0; i < m->count; i++)
-        munmap(m->blocks[i].base, m->blocks[i].bytes);
-    for (size_t i = 0; i < m->empty_count; i++)
+        if (!m->blocks[i].slab || !m->gather_bytes)
+            munmap(m->blocks[i].base, m->blocks[i].bytes);
+    for (size_t i = 0; i < m->empty_count && !m->gather_bytes; i++)
         munmap(m->empty[i], m->slab_bytes);
+    for (size_t i = 0; i < m->gather_count; i++)
+        munmap(m->gathers[i], m->gather_bytes);
     pthread_mutex_destroy(&m->mutex);
     free(m->blocks);
     free(m->empty);
+    free(m->gathers);
+    free(m->vacant);
     free(m);
 }
 
@@ -64,11 +85,21 @@ static void unmap(sl_mem *m, void *base, uint64_t bytes) {
     m->unmapped++;
 }
 
+/* Room in the list of vacant slabs is there since its mapping was made. */
+static void give_slab(sl_mem *m, void *slab) {
+    if (!m->gather_bytes) {
+        unmap(m, slab, m->slab_bytes);
+        return;
+    }
+    madvise(slab, m->slab_bytes, MADV_DONTNEED);
+    m->vacant[m->vacant_count++] = slab;
+}
+
 static uint64_t alignment_of(uint64_t bytes) {
     return bytes >= HUGE ? HUGE : PAGE;
 }
 
-static void *map_aligned(uint64_t bytes) {
+static void *map_aligned(uint64_t bytes, bool huge) {
     uint64_t align = alignment_of(bytes);
     uint8_t *p = mmap(NULL, bytes + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
@@ -80,7 +111,7 @@ static void *map_aligned(uint64_t bytes) {
     if (tail)
         munmap(base + bytes, tail);
 #ifdef MADV_HUGEPAGE
-    if (align == HUGE)
+    if (huge)
         madvise(base, bytes, MADV_HUGEPAGE);
 #endif
     return base;
@@ -89,7 +120,7 @@ static void *map_aligned(uint64_t bytes) {
 /* With the mutex held: takes `bytes` of the budget, dropping empty slabs where that makes room. */
 static bool take_budget(sl_mem *m, uint64_t bytes, sl_use use, sl_error *err) {
     while (m->empty_count && (bytes > m->budget || m->total > m->budget - bytes)) {
-        unmap(m, m->empty[--m->empty_count], m->slab_bytes);
+        give_slab(m, m->empty[--m->empty_count]);
         m->total -= m->slab_bytes;
     }
     if (bytes > m->budget || m->total > m->budget - bytes)
@@ -108,6 +139,30 @@ static void give_budget(sl_mem *m, uint64_t bytes, sl_use use) {
     m->used[use] -= bytes;
 }
 
+/* A mapping more, its slabs vacant, the lowest on top. */
+static bool gather_more(sl_mem *m) {
+    void *gathers = m->gathers, *vacant = m->vacant;
+    size_t slabs = (size_t)(m->gather_bytes / m->slab_bytes);
+    bool ok = sl_grow(&gathers, &m->gather_capacity, m->gather_count + 1, sizeof *m->gathers);
+    m->gathers = gathers;
+    ok = ok && sl_grow(&vacant, &m->vacant_capacity, (m->gather_count + 1) * slabs, sizeof *m->vacant);
+    m->vacant = vacant;
+    /* small slabs are touched one by one: a huge page would hold memory that nobody counts */
+    void *base = ok ? map_aligned(m->gather_bytes, m->slab_bytes >= HUGE) : NULL;
+    if (!base)
+        return false;
+    m->gathers[m->gather_count++] = base;
+    for (size_t i = slabs; i-- > 0;)
+        m->vacant[m->vacant_count++] = (uint8_t *)base + i * m->slab_bytes;
+    return true;
+}
+
+static void *map_slab(sl_mem *m) {
+    if (!m->gather_bytes)
+        return map_aligned(m->slab_bytes, m->slab_bytes >= HUGE);
+    return m->vacant_count || gather_more(m) ? m->vacant[--m->vacant_count] : NULL;
+}
+
 static void *map_block(sl_mem *m, uint64_t bytes, sl_use use, bool slab, sl_error *err) {
     void *list = m->blocks;
     if (!sl_grow(&list, &m->capacity, m->count + 1, sizeof *m->blocks))
@@ -115,7 +170,7 @@ static void *map_block(sl_mem *m, uint64_t bytes, sl_use use, bool slab, sl_erro
     m->blocks = list;
     if (!take_budget(m, bytes, use, err))
         return NULL;
-    void *p = map_aligned(bytes);
+    void *p = slab ? map_slab(m) : map_aligned(bytes, bytes >= HUGE);
     if (!p) {
         give_budget(m, bytes, use);
         return sl_fail_null(err, SL_ERR_MEMORY, "cannot map %llu bytes for %s", (unsigned long long)bytes,
@@ -190,7 +245,7 @@ void sl_mem_slab_free(sl_mem *m, void *slab) {
             m->empty = list;
             m->empty[m->empty_count++] = slab;
         } else {
-            unmap(m, b.base, b.bytes);
+            give_slab(m, slab);
             m->total -= b.bytes;
         }
     }
@@ -200,7 +255,7 @@ void sl_mem_slab_free(sl_mem *m, void *slab) {
 void sl_mem_trim(sl_mem *m) {
     pthread_mutex_lock(&m->mutex);
     while (m->empty_count) {
-        unmap(m, m->empty[--m->empty_count], m->slab_bytes);
+        give_slab(m, m->empty[--m->empty_count]);
         m->total -= m->slab_bytes;
     }
     pthread_mutex_unlock(&m->mutex);
@@ -248,15 +303,18 @@ uint64_t sl_mem_unmapped(const sl_mem *m) {
 
 bool sl_mem_find(const sl_mem *m, const void *p, void **base, uint64_t *bytes) {
     pthread_mutex_t *mutex = (pthread_mutex_t *)&m->mutex;
-    const block *found = NULL;
+    block found = {0};
     pthread_mutex_lock(mutex);
-    for (size_t i = 0; i < m->count && !found; i++)
+    for (size_t i = 0; i < m->gather_count && !found.base; i++)
+        if ((uintptr_t)p - (uintptr_t)m->gathers[i] < m->gather_bytes)
+            found = (block){.base = m->gathers[i], .bytes = m->gather_bytes};
+    for (size_t i = 0; i < m->count && !found.base; i++)
         if ((uintptr_t)p - (uintptr_t)m->blocks[i].base < m->blocks[i].bytes)
-            found = &m->blocks[i];
-    if (found) {
-        *base = found->base;
-        *bytes = found->bytes;
+            found = m->blocks[i];
+    if (found.base) {
+        *base = found.base;
+        *bytes = found.bytes;
     }
     pthread_mutex_unlock(mutex);
-    return found != NULL;
+    return found.base != NULL;
 }

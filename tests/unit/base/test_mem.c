@@ -180,11 +180,12 @@ static void the_budget_is_exact(void **state) {
     static const struct {
         uint64_t budget, slab;
     } cases[] = {{4u << 20, 64u << 10}, {(16u << 20) + 12345, 1u << 20}, {(20u << 20) - 1, 4u << 20}, {0, 64u << 10}};
-    for (size_t c = 0; c < SL_COUNT(cases); c++) {
+    for (size_t n = 0; n < 2 * SL_COUNT(cases); n++) {
+        size_t c = n / 2;
         model x = {.r = {77 + c}, .budget = cases[c].budget, .slab_bytes = cases[c].slab};
         print_message("seed %llu\n", (unsigned long long)x.r.state);
         sl_error err = {0};
-        x.m = sl_mem_new(x.budget, x.slab_bytes, &err);
+        x.m = n % 2 ? sl_mem_new_gathered(x.budget, x.slab_bytes, 3, &err) : sl_mem_new(x.budget, x.slab_bytes, &err);
         assert_non_null(x.m);
         assert_int_equal(sl_mem_budget(x.m), x.budget);
         assert_int_equal(sl_mem_slab_bytes(x.m), x.slab_bytes);
@@ -285,9 +286,8 @@ static void *use_memory(void *arg) {
     return NULL;
 }
 
-static void threads_share_it(void **state) {
+static void share(sl_mem *m) {
     enum { THREADS = 4 };
-    sl_mem *m = sl_mem_new(12 * 65536, 65536, NULL);
     pthread_t t[THREADS];
     client c[THREADS];
     for (int i = 0; i < THREADS; i++) {
@@ -302,6 +302,67 @@ static void threads_share_it(void **state) {
     for (int i = 0; i <= SL_USE_COUNT; i++)
         assert_int_equal(sl_mem_used(m, (sl_use)i), 0);
     assert_in_range(sl_mem_peak(m), 65536, 12 * 65536);
+    sl_mem_free(m);
+}
+
+static void threads_share_it(void **state) {
+    share(sl_mem_new(12 * 65536, 65536, NULL));
+    share(sl_mem_new_gathered(12 * 65536, 65536, 4, NULL));
+}
+
+/* Whatever the order of taking and giving back: a device that sees 16 pieces of memory sees every slab of the budget.
+ */
+static void gathered_slabs_lie_in_few_mappings(void **state) {
+    enum { SLABS = 1000, MAPPINGS = 16 };
+    sl_mem *m = sl_mem_new_gathered(SLABS * 65536, 65536, MAPPINGS, NULL);
+    static uint8_t *slab[SLABS];
+    rng r = {5};
+    void *seen[MAPPINGS + 1];
+    int mappings = 0;
+    for (int i = 0; i < 5 * SLABS; i++) {
+        uint64_t k = rng_below(&r, SLABS);
+        if (i < SLABS)
+            k = (uint64_t)i;
+        if (slab[k]) {
+            sl_mem_slab_free(m, slab[k]);
+            slab[k] = NULL;
+            if (i % 7 == 0)
+                sl_mem_trim(m);
+            continue;
+        }
+        assert_non_null(slab[k] = sl_mem_slab(m, SL_USE_SLOTS, NULL));
+        void *base;
+        uint64_t bytes;
+        assert_true(sl_mem_find(m, slab[k] + 65535, &base, &bytes));
+        assert_true(slab[k] >= (uint8_t *)base && slab[k] + 65536 <= (uint8_t *)base + bytes);
+        int at = 0;
+        while (at < mappings && seen[at] != base)
+            at++;
+        seen[at] = base;
+        mappings += at == mappings;
+        assert_in_range(mappings, 1, MAPPINGS);
+    }
+    for (int i = 0; i < SLABS; i++) /* no two share memory */
+        if (slab[i])
+            memset(slab[i], i % 251, 65536);
+    for (int i = 0; i < SLABS; i++)
+        assert_true(!slab[i] || (slab[i][0] == i % 251 && slab[i][65535] == i % 251));
+    sl_mem_free(m);
+}
+
+/* Given back, its pages are gone (they come back as zeros), and the mapping stays for what was wrapped. */
+static void a_gathered_slab_given_back_holds_no_memory(void **state) {
+    sl_mem *m = sl_mem_new_gathered(8 * 65536, 65536, 2, NULL);
+    uint8_t *slab = sl_mem_slab(m, SL_USE_SLOTS, NULL);
+    uint64_t before = sl_mem_unmapped(m);
+    memset(slab, 7, 65536);
+    sl_mem_slab_free(m, slab);
+    sl_mem_trim(m);
+    assert_int_equal(sl_mem_used(m, SL_USE_COUNT), 0);
+    assert_int_equal(sl_mem_unmapped(m), before);
+    uint8_t *again = sl_mem_slab(m, SL_USE_KV, NULL);
+    assert_ptr_equal(again, slab);
+    assert_true(again[0] == 0 && again[65535] == 0);
     sl_mem_free(m);
 }
 
@@ -334,6 +395,8 @@ int main(void) {
         cmocka_unit_test(absurd_sizes_are_errors),
         cmocka_unit_test(a_pointer_is_found_in_its_block_until_that_is_given_back),
         cmocka_unit_test(threads_share_it),
+        cmocka_unit_test(gathered_slabs_lie_in_few_mappings),
+        cmocka_unit_test(a_gathered_slab_given_back_holds_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,6 +15,10 @@ V_INLINE v16 v16_sigmoid(v16 x) {
     return v16_set(1.0f) / (v16_set(1.0f) + v16_exp(-x));
 }
 
+V_INLINE float cpu_exp(float x) {
+    return v16_exp(v16_set(x))[0];
+}
+
 V_INLINE float cpu_silu(float x) {
     return v16_silu(v16_set(x))[0];
 }
@@ -32,6 +36,17 @@ V_INLINE void v16_silu_mul(float *h, const float *gate, const float *up, int64_t
     if (i < n) {
         v16 part = v16_silu(v16_load_part(gate + i, (int)(n - i))) * v16_load_part(up + i, (int)(n - i));
         memcpy(h + i, &part, (size_t)(n - i) * sizeof *h);
+    }
+}
+
+/* h[i] = g * sigmoid(alpha * g) * (u + 1), g = min(gate[i], limit), u = up[i] within limit; NaN stays NaN; h may be
+ * gate.
+ */
+V_INLINE void v16_clamped_swiglu(float *h, const float *gate, const float *up, int64_t n, float alpha, float limit) {
+    for (int64_t i = 0; i < n; i++) {
+        float g = gate[i] > limit ? limit : gate[i];
+        float u = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];
+        h[i] = g * cpu_sigmoid(alpha * g) * (u + 1.0f);
     }
 }
 

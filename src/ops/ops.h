@@ -208,11 +208,31 @@ typedef struct sl_delta {
 
 enum { SL_DELTA_KERNEL = 8 };
 
+/* What router logits become; the k experts of the highest p (+ choice_bias) are chosen, ties to the lower id. */
+typedef enum sl_router {
+    SL_ROUTER_SOFTMAX,       /* p = softmax over all experts */
+    SL_ROUTER_SIGMOID,       /* p = sigmoid of each (deepseek_v3, glm4_moe, minimax_m2) */
+    SL_ROUTER_SOFTMAX_CHOSEN /* p = the logits; weights are their softmax over the chosen (gpt_oss) */
+} sl_router;
+
+enum { SL_ROUTER_GROUPS = 64 };
+
 typedef struct sl_moe {
     int32_t layer; /* index among MoE layers: what the expert source is asked for */
     int32_t experts, top_k;
-    bool normalize;                  /* weights of the chosen experts are divided by their sum */
-    sl_weight router;                /* [experts][hidden] */
+    sl_router kind;
+    bool normalize;        /* weights of the chosen experts are divided by their sum */
+    float weight_scale;    /* then multiplied by this (routed_scaling_factor); 0: 1 */
+    sl_weight router;      /* [experts][hidden] */
+    sl_weight router_bias; /* [1][experts] added to the logits; optional */
+    sl_weight choice_bias; /* [1][experts] added to p for choosing, not in weights; optional */
+    /* Experts in so many equal groups, of which those with the highest sum of their two best p + choice_bias may be
+     * chosen from; 0 or 1: no groups. */
+    int32_t groups, top_groups;
+    /* 0: an expert's inner row is silu(gate) * up. Else, gate <= swiglu_limit and -swiglu_limit <= up <= swiglu_limit
+     * being clamped, gate * sigmoid(swiglu_alpha * gate) * (up + 1) (gpt_oss). Not of the shared expert. */
+    float swiglu_limit, swiglu_alpha;
+    sl_weight bias[SL_PROJ_COUNT];   /* [experts][rows of the projection], F32: of the experts; all or none */
     sl_matrix proj[SL_PROJ_COUNT];   /* layout of an expert's projections (part[] unused) */
     sl_weight shared[SL_PROJ_COUNT]; /* shared expert; buffer 0: none */
     sl_weight shared_gate;           /* [1][hidden], sigmoid; optional */

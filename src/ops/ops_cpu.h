@@ -16,6 +16,7 @@ typedef struct scratch_extent {
     int64_t rows, widest; /* widest: columns of any source of a product */
     int64_t sum;          /* floats per row: products to be added, moe's sum */
     int64_t inner;        /* rows of gate/up: expert, shared */
+    int64_t inner_up;     /* rows of an up that is not fused with its gate; 0: none */
     int64_t pairs;        /* expert outputs at a time */
     int64_t rank_floats;  /* of them */
     int64_t experts, top_k;
@@ -32,6 +33,7 @@ typedef struct cpu_scratch {
     uint8_t *act;                          /* int8 activations of an op's source rows */
     uint8_t *act_inner;                    /* of the FFN's inner rows */
     float *inner;                          /* silu(gate) * up */
+    float *inner_up;                       /* up, where gate and up are products of their own */
     float *rank_out;                       /* expert outputs [pairs][hidden], or one expert's [rows][hidden] */
     float *sum;                            /* products to be added, one after the other; moe's sum [rows][hidden] */
     float *router;                         /* [rows][experts] */
@@ -115,6 +117,10 @@ void cpu_run_logits(cpu_run *r, const op *o);
 void cpu_run_attention(cpu_run *r, const op *o);
 
 /* ops_cpu_moe.c, ops_cpu_route.c */
+/* Gate and up are not the fused product silu(gate) * up. */
+static inline bool cpu_moe_apart(const sl_moe *m) {
+    return m->swiglu_limit > 0 || m->bias[SL_PROJ_GATE].buffer;
+}
 bool cpu_run_moe(cpu_run *r, const op *o);
 void cpu_route(cpu_run *r, const sl_moe *m, const float *src, int64_t stride, const uint8_t *act);
 

@@ -38,43 +38,93 @@ static int32_t pair_count(const moe_run *x, int32_t id) {
 /* ---- expert FFN
  * ------------------------------------------------------------------------------------------------------ */
 
+/* The rows of an expert, as its gate and up read them. */
+static cpu_rows pair_rows(const moe_run *x, const sl_expert_view *v) {
+    const cpu_scratch *s = &x->r->o->scratch;
+    return (cpu_rows){.cols = x->m->proj[SL_PROJ_GATE].cols,
+                      .n = pair_count(x, v->id),
+                      .x = x->src,
+                      .ldx = x->src_stride,
+                      .q = s->act,
+                      .index = s->pair_row + s->first[v->id]};
+}
+
+static const float *expert_bias(const moe_run *x, const sl_expert_view *v, int proj) {
+    const sl_weight *w = &x->m->bias[proj];
+    return w->buffer ? (const float *)(const void *)ops_at(x->r->o, w->buffer, w->offset[0]) +
+                           (int64_t)v->id * x->m->proj[proj].rows
+                     : NULL;
+}
+
 /* h[pair] = silu(gate . x[row of pair]) * (up . x); pairs of expert v begin at row `at` of inner. */
 static product inner_product(const moe_run *x, const sl_expert_view *v, int32_t at) {
-    const cpu_scratch *s = &x->r->o->scratch;
     return (product){.w = expert_matrix(x, v, SL_PROJ_GATE),
                      .up = expert_matrix(x, v, SL_PROJ_UP),
-                     .dst = s->inner + at * x->inner_stride,
+                     .dst = x->r->o->scratch.inner + at * x->inner_stride,
                      .ldd = x->inner_stride,
-                     .in = {.cols = x->m->proj[SL_PROJ_GATE].cols,
-                            .n = pair_count(x, v->id),
-                            .x = x->src,
-                            .ldx = x->src_stride,
-                            .q = s->act,
-                            .index = s->pair_row + s->first[v->id]}};
+                     .in = pair_rows(x, v)};
+}
+
+/* Gate or up alone, with its bias. */
+static product half_product(const moe_run *x, const sl_expert_view *v, int proj, int32_t at) {
+    const cpu_scratch *s = &x->r->o->scratch;
+    return (product){.w = expert_matrix(x, v, proj),
+                     .bias = expert_bias(x, v, proj),
+                     .dst = (proj == SL_PROJ_GATE ? s->inner : s->inner_up) + at * x->inner_stride,
+                     .ldd = x->inner_stride,
+                     .in = pair_rows(x, v)};
 }
 
 static product down_product(const moe_run *x, const sl_expert_view *v, int32_t at, float *dst) {
     const cpu_scratch *s = &x->r->o->scratch;
     return (product){.w = expert_matrix(x, v, SL_PROJ_DOWN),
+                     .bias = expert_bias(x, v, SL_PROJ_DOWN),
                      .dst = dst,
                      .ldd = x->hidden,
                      .in = cpu_rows_of(s->inner + at * x->inner_stride, x->inner_stride, pair_count(x, v->id), x->inner,
                                        s->act_inner + (uint64_t)at * cpu_act_bytes(x->inner))};
 }
 
+static void activate_rows(void *ctx, int64_t begin, int64_t end, int worker) {
+    const moe_run *x = ctx;
+    const cpu_scratch *s = &x->r->o->scratch;
+    for (int64_t i = begin; i < end; i++) {
+        float *gate = s->inner + i * x->inner_stride;
+        const float *up = s->inner_up + i * x->inner_stride;
+        if (x->m->swiglu_limit > 0)
+            v16_clamped_swiglu(gate, gate, up, x->inner, x->m->swiglu_alpha, x->m->swiglu_limit);
+        else
+            v16_silu_mul(gate, gate, up, x->inner);
+    }
+}
+
+/* The inner rows of n ready experts, their pairs one after the other. */
+static void compute_inner(moe_run *x, const sl_expert_view *views, int n) {
+    sl_ops_cpu *o = x->r->o;
+    product list[2 * READY_MAX] = {0};
+    bool apart = cpu_moe_apart(x->m);
+    int32_t at = 0, count = 0;
+    for (int i = 0; i < n; at += pair_count(x, views[i].id), i++) {
+        if (apart) {
+            list[count++] = half_product(x, &views[i], SL_PROJ_GATE, at);
+            list[count++] = half_product(x, &views[i], SL_PROJ_UP, at);
+        } else
+            list[count++] = inner_product(x, &views[i], at);
+    }
+    cpu_products(o, list, count);
+    if (apart)
+        sl_pool_run(o->pool, at, 4, activate_rows, x);
+    cpu_quantize_into(o, o->scratch.inner, x->inner_stride, at, x->inner, o->scratch.act_inner);
+}
+
 /* Computes n ready experts into dst, their pairs one after the other: two parallel loops whatever n is. */
 static void compute_experts(moe_run *x, const sl_expert_view *views, int n, float *dst) {
-    sl_ops_cpu *o = x->r->o;
     product list[READY_MAX] = {0};
     int32_t at = 0;
-    for (int i = 0; i < n; at += pair_count(x, views[i].id), i++)
-        list[i] = inner_product(x, &views[i], at);
-    cpu_products(o, list, n);
-    cpu_quantize_into(o, o->scratch.inner, x->inner_stride, at, x->inner, o->scratch.act_inner);
-    at = 0;
+    compute_inner(x, views, n);
     for (int i = 0; i < n; at += pair_count(x, views[i].id), i++)
         list[i] = down_product(x, &views[i], at, dst + (int64_t)at * x->hidden);
-    cpu_products(o, list, n);
+    cpu_products(x->r->o, list, n);
 }
 
 /* ---- adding up

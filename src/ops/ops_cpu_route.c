@@ -1,9 +1,12 @@
-/* The router: softmax over all experts, the top k of any k (ties to the lower id), weights, and the list of (row, rank)
- * pairs by expert.
+/* The router: probabilities, the top k of any k (ties to the lower id), weights, and the list of (row, rank) pairs by
+ * expert.
  *
  * rank is an expert's place among its row's chosen ones in ascending id: the order of addition everywhere. */
 #include "ops/ops_cpu.h"
 
+#include "cpu/cpu_math.h"
+
+#include <math.h>
 #include <string.h>
 
 /* Inserts id into the k best so far (descending probability, ties keep the lower id first). */
@@ -28,39 +31,102 @@ static void sort_ascending(int32_t *x, int32_t n) {
     }
 }
 
-/* Chosen experts of one row and their weights. All k of n (a split dense model) needs no search. */
-static void choose(const cpu_ops *ops, const sl_moe *m, float *logits, int32_t *chosen, float *weight) {
-    float total = ops->softmax_numerators(logits, m->experts);
-    int32_t count = 0;
-    for (int32_t e = 0; e < m->experts; e++) {
-        if (m->top_k == m->experts)
-            chosen[count++] = e;
-        else
-            count = insert_best(chosen, count, m->top_k, logits, e);
-    }
-    /* A NaN loses every comparison, so an expert whose logit is one is not chosen: the total tells, and makes the row
-     * NaN. */
-    float norm = total;
-    if (m->normalize && m->top_k < m->experts && total == total) {
-        norm = 0;
-        for (int32_t i = 0; i < m->top_k; i++) /* descending probability, as transformers sums them */
-            norm += logits[chosen[i]];
-    }
-    sort_ascending(chosen, m->top_k);
-    for (int32_t i = 0; i < m->top_k; i++)
-        weight[i] = logits[chosen[i]] / norm;
-}
-
 typedef struct route_job {
     const sl_ops_cpu *o;
     const sl_moe *m;
+    const float *choice_bias; /* NULL: none */
 } route_job;
+
+/* Logits of a row to p; the sum of softmax's numerators, which p is to be divided by, or 1. NaN where a logit is. */
+static float probabilities(const route_job *j, float *logits) {
+    if (j->m->kind == SL_ROUTER_SOFTMAX)
+        return j->o->ops->softmax_numerators(logits, j->m->experts);
+    float total = 0;
+    for (int32_t e = 0; e < j->m->experts; e++) {
+        if (j->m->kind == SL_ROUTER_SIGMOID)
+            logits[e] = cpu_sigmoid(logits[e]);
+        total += logits[e];
+    }
+    return total == total ? 1 : total;
+}
+
+/* Experts of groups that are not among the best get the lowest key. A group's score is the sum of its two highest. */
+static void leave_groups(const sl_moe *m, float *key) {
+    float score[SL_ROUTER_GROUPS];
+    int32_t best[SL_ROUTER_GROUPS], size = m->experts / m->groups, count = 0;
+    for (int32_t g = 0; g < m->groups; g++) {
+        float first = -INFINITY, second = -INFINITY;
+        for (int32_t e = g * size; e < (g + 1) * size; e++) {
+            if (key[e] > first) {
+                second = first;
+                first = key[e];
+            } else if (key[e] > second)
+                second = key[e];
+        }
+        score[g] = first + second;
+        count = insert_best(best, count, m->top_groups, score, g);
+    }
+    for (int32_t g = 0; g < m->groups; g++) {
+        bool in = false;
+        for (int32_t i = 0; i < count; i++)
+            in |= best[i] == g;
+        for (int32_t e = g * size; !in && e < (g + 1) * size; e++)
+            key[e] = -INFINITY;
+    }
+}
+
+/* What experts are chosen by: p itself, or a copy in key that the choice bias and the groups have changed. */
+static const float *choice_keys(const route_job *j, const float *p, float total, float *key) {
+    if (!j->choice_bias && j->m->groups <= 1)
+        return p;
+    for (int32_t e = 0; e < j->m->experts; e++)
+        key[e] = p[e] / total + (j->choice_bias ? j->choice_bias[e] : 0);
+    if (j->m->groups > 1)
+        leave_groups(j->m, key);
+    return key;
+}
+
+/* What the weights of the chosen, best first, are divided by; gpt_oss: their logits become softmax's numerators. */
+static float weight_divisor(const route_job *j, float *p, const int32_t *chosen, float total) {
+    const sl_moe *m = j->m;
+    bool among = m->kind == SL_ROUTER_SOFTMAX_CHOSEN;
+    /* All of softmax: the sum is the total. */
+    if (total != total || !(m->normalize || among) || (m->kind == SL_ROUTER_SOFTMAX && m->top_k == m->experts))
+        return total;
+    float norm = 0, highest = p[chosen[0]];
+    for (int32_t i = 0; i < m->top_k; i++) {
+        if (among)
+            p[chosen[i]] = cpu_exp(p[chosen[i]] - highest);
+        norm += p[chosen[i]]; /* descending, as transformers sums them */
+    }
+    return norm;
+}
+
+/* Chosen experts of one row and their weights. All k of n (a split dense model) needs no search. A NaN loses every
+ * comparison, so an expert whose logit is one is not chosen: the total tells, and makes the row NaN. */
+static void choose(const route_job *j, float *logits, float *keys, int32_t *chosen, float *weight) {
+    const sl_moe *m = j->m;
+    float total = probabilities(j, logits), scale = m->weight_scale != 0 ? m->weight_scale : 1;
+    const float *key = choice_keys(j, logits, total, keys);
+    bool all = m->top_k == m->experts && m->kind == SL_ROUTER_SOFTMAX;
+    int32_t count = 0;
+    for (int32_t e = 0; e < m->experts; e++) {
+        if (all)
+            chosen[count++] = e;
+        else
+            count = insert_best(chosen, count, m->top_k, key, e);
+    }
+    float norm = weight_divisor(j, logits, chosen, total);
+    sort_ascending(chosen, m->top_k);
+    for (int32_t i = 0; i < m->top_k; i++)
+        weight[i] = logits[chosen[i]] / norm * scale;
+}
 
 static void choose_rows(void *ctx, int64_t begin, int64_t end, int worker) {
     const route_job *j = ctx;
     const cpu_scratch *s = &j->o->scratch;
     for (int64_t i = begin; i < end; i++)
-        choose(j->o->ops, j->m, s->router + i * j->m->experts, s->chosen + i * j->m->top_k,
+        choose(j, s->router + i * j->m->experts, cpu_thread_scratch(j->o, worker), s->chosen + i * j->m->top_k,
                s->weight + i * j->m->top_k);
 }
 
@@ -92,14 +158,19 @@ static void list_pairs(cpu_scratch *s, const sl_moe *m, int32_t rows) {
     s->first[0] = 0;
 }
 
+static const float *vector_at(const sl_ops_cpu *o, const sl_weight *w) {
+    return w->buffer ? (const float *)(const void *)ops_at(o, w->buffer, w->offset[0]) : NULL;
+}
+
 void cpu_route(cpu_run *r, const sl_moe *m, const float *src, int64_t stride, const uint8_t *act) {
     sl_ops_cpu *o = r->o;
     product p = {.w = ops_matrix(o, &m->router),
                  .dst = o->scratch.router,
                  .ldd = m->experts,
+                 .bias = vector_at(o, &m->router_bias),
                  .in = cpu_rows_of(src, stride, r->step->rows, m->router.matrix.cols, act)};
     cpu_products(o, &p, 1);
-    route_job j = {o, m};
+    route_job j = {o, m, vector_at(o, &m->choice_bias)};
     sl_pool_run(o->pool, r->step->rows, 4, choose_rows, &j);
     mark_pairs(&o->scratch, m, r->step);
     list_pairs(&o->scratch, m, r->step->rows);

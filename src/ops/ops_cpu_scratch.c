@@ -23,6 +23,7 @@ static uint64_t lay_out(const sl_ops_cpu *o, const scratch_extent *e, uint8_t *b
     s->act = take(&c, q8 ? rows * cpu_act_bytes(e->widest) : 0);
     s->act_inner = take(&c, q8 && e->inner ? inner_rows * cpu_act_bytes(e->inner) : 0);
     s->inner = take(&c, e->inner ? inner_rows * sl_round_up((uint64_t)e->inner, 16) * sizeof(float) : 0);
+    s->inner_up = take(&c, e->inner_up ? inner_rows * sl_round_up((uint64_t)e->inner_up, 16) * sizeof(float) : 0);
     s->rank_out = take(&c, (uint64_t)e->rank_floats * sizeof(float));
     s->sum = take(&c, rows * (uint64_t)e->sum * sizeof(float));
     s->router = take(&c, rows * (uint64_t)e->experts * sizeof(float));
@@ -40,7 +41,9 @@ static uint64_t lay_out(const sl_ops_cpu *o, const scratch_extent *e, uint8_t *b
     s->blocks = take(&c, (rows + 1) * sizeof(int32_t));
     uint64_t products = cpu_scratch_bytes(sl_max_i64(e->widest, e->inner));
     uint64_t attention = (uint64_t)e->attention_floats * sizeof(float);
-    s->thread_bytes = sl_round_up(products > attention ? products : attention, 4096);
+    uint64_t keys = (uint64_t)e->experts * sizeof(float);
+    uint64_t most = products > attention ? products : attention;
+    s->thread_bytes = sl_round_up(most > keys ? most : keys, 4096);
     s->thread = take(&c, s->thread_bytes * (uint64_t)sl_pool_threads(o->pool));
     return c.at;
 }
@@ -58,6 +61,8 @@ static void measure_moe(const sl_ops_cpu *o, scratch_extent *e, int64_t rows, in
     widen(&e->sum, hidden);
     widen(&e->widest, hidden);
     widen(&e->inner, m->proj[SL_PROJ_GATE].rows);
+    if (cpu_moe_apart(m))
+        widen(&e->inner_up, m->proj[SL_PROJ_UP].rows);
     widen(&e->experts, m->experts);
     widen(&e->top_k, m->top_k);
     if (m->shared[SL_PROJ_GATE].matrix.rows > 0) {

@@ -257,11 +257,41 @@ static void expect_shared(sl_program *p, const sl_moe *m, int32_t hidden) {
     }
 }
 
+static void expect_vector(sl_program *p, const char *name, const sl_weight *w, int64_t rows, int64_t cols) {
+    if (!w->buffer)
+        return;
+    expect(p, name, w->matrix.cols, cols);
+    expect(p, name, w->matrix.rows, rows);
+    if (w->matrix.format != SL_F32)
+        record_error(p, name, w->matrix.format, SL_F32);
+}
+
+static void expect_router(sl_program *p, const sl_moe *m) {
+    expect(p, "router rows", m->router.matrix.rows, m->experts);
+    expect_vector(p, "router bias", &m->router_bias, 1, m->experts);
+    expect_vector(p, "choice bias", &m->choice_bias, 1, m->experts);
+    if (m->groups > 1 && (m->groups > SL_ROUTER_GROUPS || m->experts % m->groups || m->experts / m->groups < 2))
+        record_error(p, "moe groups", m->groups, m->experts);
+    else if (m->groups > 1 && (m->top_groups < 1 || m->top_groups > m->groups ||
+                               (int64_t)m->experts / m->groups * m->top_groups < m->top_k))
+        record_error(p, "moe groups chosen from", m->top_groups, m->groups);
+}
+
+static void expect_biases(sl_program *p, const sl_moe *m) {
+    for (int i = 0; i < SL_PROJ_COUNT; i++) {
+        expect_vector(p, "expert bias", &m->bias[i], m->experts, m->proj[i].rows);
+        expect(p, "expert biases", m->bias[i].buffer != 0, m->bias[0].buffer != 0);
+    }
+    if (!(m->swiglu_limit >= 0))
+        record_error(p, "moe swiglu limit", (int64_t)m->swiglu_limit, 0);
+}
+
 void sl_op_moe(sl_program *p, sl_view residual, sl_view src, const sl_moe *m) {
     expect_rows(p, "moe residual", residual, SL_ROWS_ALL);
     expect_rows(p, "moe", src, SL_ROWS_ALL);
     expect(p, "moe residual", residual.cols, src.cols);
-    expect(p, "router rows", m->router.matrix.rows, m->experts);
+    expect_router(p, m);
+    expect_biases(p, m);
     expect(p, "router", m->router.matrix.cols, src.cols);
     expect(p, "expert gate", m->proj[SL_PROJ_GATE].cols, src.cols);
     expect(p, "expert up", m->proj[SL_PROJ_UP].cols, src.cols);

@@ -5,6 +5,8 @@
 
 #include "quant/quant.h"
 
+#include <string.h>
+
 typedef void quant_dequantize_fn(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out);
 typedef void quant_quantize_fn(const float *x, int64_t n, void *out);
 
@@ -22,7 +24,24 @@ quant_quantize_fn quant_quantize_q8_0;
 
 /* Where column col0 of a row begins in part 0. */
 const uint8_t *quant_block_at(const sl_matrix *m, int64_t row, int64_t col0);
-/* The inverse of quant_eight_codes: q below 2^bits, `bits` bytes. */
-void quant_put_eight(const uint8_t q[8], int bits, uint8_t *out);
+
+/* ---- what quantisers share ---- */
+
+static inline void quant_put_u16(uint8_t *p, uint16_t v) {
+    memcpy(p, &v, sizeof v);
+}
+
+/* trunc(v) held within 0..top; NaN is 0. */
+static inline uint8_t quant_code_of(float v, int top) {
+    return v >= (float)top ? (uint8_t)top : v > 0 ? (uint8_t)v : 0;
+}
+
+static inline void quant_range_of(const float *x, int64_t n, float *min, float *max) {
+    *min = *max = x[0];
+    for (int64_t i = 1; i < n; i++) {
+        *min = x[i] < *min ? x[i] : *min;
+        *max = x[i] > *max ? x[i] : *max;
+    }
+}
 
 #endif

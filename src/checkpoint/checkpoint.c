@@ -14,8 +14,9 @@ sl_ckpt *sl_ckpt_open(const char *path, sl_error *err) {
         free(c);
         return sl_fail_null(err, SL_ERR_MEMORY, "%s: out of memory", path);
     }
-    c->kind = sl_path_is_dir(path) ? SL_CKPT_HF : SL_CKPT_GGUF;
-    if (!(c->kind == SL_CKPT_HF ? hf_open(c, err) : gguf_open(c, err))) {
+    bool dir = sl_path_is_dir(path);
+    c->kind = dir ? SL_CKPT_HF : SL_CKPT_GGUF;
+    if (!(dir && pack_is_dir(path) ? pack_open(c, err) : dir ? hf_open(c, err) : gguf_open(c, err))) {
         sl_ckpt_close(c);
         return NULL;
     }
@@ -39,6 +40,7 @@ void sl_ckpt_close(sl_ckpt *c) {
         json_decref(c->json[i]);
     }
     sl_gguf_free(c->gguf);
+    pack_free(c->pack);
     ckpt_names_free(&c->names);
     free(c->files);
     free(c->tensors);

@@ -79,6 +79,19 @@ json_t *sl_ckpt_json(const sl_ckpt *c, const char *file_name);
  * SL_OK) when absent. */
 char *sl_ckpt_text(const sl_ckpt *c, const char *file_name, size_t *size, sl_error *err);
 
+/* A pack (pack.h) opens as a checkpoint of its source's kind, with the source's names; but its routed experts are no
+ * tensors. Layout and extents of one layer's experts: */
+typedef struct sl_packed_experts {
+    int32_t experts;
+    sl_tensor proj[3];       /* gate, up, down of an expert; their part[] are those of expert 0 */
+    const sl_extent *extent; /* [experts][3 * 3]: projection * 3 + part; bytes 0 where there is no such part */
+} sl_packed_experts;
+bool sl_ckpt_is_pack(const sl_ckpt *c);
+/* layer: of the model. NULL: not a pack, or this layer has no routed experts. */
+const sl_packed_experts *sl_ckpt_packed(const sl_ckpt *c, int32_t layer);
+/* What a pack says about how its experts were requantised, "" where they are as in the source (or this is no pack). */
+const char *sl_ckpt_pack_note(const sl_ckpt *c);
+
 /* GGUF metadata. Key lookups; false where absent or of another type. Strings are borrowed, with length, not
  * NUL-terminated-safe: lengths count. */
 typedef struct sl_str {

@@ -509,8 +509,11 @@ static bool take_counts(cursor *c, uint64_t *tensors, uint64_t *keys) {
 
 static bool parse(cursor *c, sl_gguf *g) {
     uint64_t tensors, keys;
-    return take_version(c, g) && take_counts(c, &tensors, &keys) && take_keys(c, g, keys) && find_alignment(c, g) &&
-           take_tensors(c, g, tensors) && place_tensors(c, g);
+    if (!take_version(c, g) || !take_counts(c, &tensors, &keys) || !take_keys(c, g, keys) || !find_alignment(c, g)) {
+        return false;
+    }
+    g->keys_end = c->pos;
+    return take_tensors(c, g, tensors) && place_tensors(c, g);
 }
 
 sl_gguf *gguf_parse(const uint8_t *bytes, uint64_t n, uint64_t file_size, const char *path, uint64_t *need,

@@ -213,14 +213,21 @@ char *sl_ckpt_text(const sl_ckpt *c, const char *file_name, size_t *size, sl_err
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
+bool hf_load_side_files(sl_ckpt *c, sl_error *err) {
+    for (int i = 0; i < CKPT_JSON_COUNT; i++) {
+        if (!load_json_file(c, i, err)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool hf_open(sl_ckpt *c, sl_error *err) {
     ckpt_raws raws = {0};
     char *config_path = sl_path_join(c->path, json_files[CKPT_CONFIG]);
     bool ok = config_path || sl_fail(err, SL_ERR_MEMORY, "%s: out of memory", c->path);
-    for (int i = 0; ok && i < CKPT_JSON_COUNT; i++) {
-        ok = load_json_file(c, i, err);
-    }
-    ok = ok && read_weights(c, &raws, err) && mlx_group_tensors(c, &raws, c->json[CKPT_CONFIG], config_path, err);
+    ok = ok && hf_load_side_files(c, err) && read_weights(c, &raws, err) &&
+         mlx_group_tensors(c, &raws, c->json[CKPT_CONFIG], config_path, err);
     ckpt_raws_free(&raws);
     free(config_path);
     return ok;

@@ -140,6 +140,7 @@ struct sl_gguf {
     uint32_t version;
     uint64_t alignment;
     uint64_t header_bytes;
+    uint64_t keys_end; /* where the list of tensors begins */
     uint64_t data_offset;
     gguf_kv *kv;
     size_t kv_count, kv_capacity;
@@ -189,7 +190,8 @@ struct sl_ckpt {
     ckpt_names names; /* value: index in tensors, or CKPT_OTHER | index in others */
     uint64_t bytes;
     json_t *json[CKPT_JSON_COUNT];
-    sl_gguf *gguf; /* metadata: of the first shard */
+    sl_gguf *gguf;     /* metadata: of the first shard */
+    struct pack *pack; /* pack_doc.h; NULL: not a pack */
 };
 
 #define CKPT_OTHER ((size_t)1 << (sizeof(size_t) * 8 - 1))
@@ -201,7 +203,13 @@ bool ckpt_add_tensor(sl_ckpt *c, const sl_tensor *t, sl_error *err);
 bool ckpt_add_other(sl_ckpt *c, ckpt_other o, sl_error *err);
 
 bool hf_open(sl_ckpt *c, sl_error *err);
+/* config.json and the other parsed side files of a directory. */
+bool hf_load_side_files(sl_ckpt *c, sl_error *err);
 bool gguf_open(sl_ckpt *c, sl_error *err);
+bool pack_open(sl_ckpt *c, sl_error *err);
+/* Is there a pack, or an unfinished one? */
+bool pack_is_dir(const char *dir);
+void pack_free(struct pack *p);
 /* Turns the raw tensors into logical ones: MLX's weight, scales and biases become one. Takes names out of r. config is
  * what config.json holds, config_path how errors name it. */
 bool mlx_group_tensors(sl_ckpt *c, ckpt_raws *r, const json_t *config, const char *config_path, sl_error *err);

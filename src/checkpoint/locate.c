@@ -77,7 +77,7 @@ static char *note_several(locate *l, const char *dir, int n, const sl_buf *list)
 }
 
 static char *whole_dir(locate *l, const char *dir) {
-    if (is_hf_dir(dir)) {
+    if (is_hf_dir(dir) || pack_is_dir(dir)) {
         return sl_strdup(dir);
     }
     char *found = NULL;

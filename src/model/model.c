@@ -78,6 +78,18 @@ const sl_model_experts *sl_model_expert_layers(const sl_model *m, int32_t *count
     return m->experts;
 }
 
+const sl_matrix *sl_model_expert_matrices(const sl_model *m, int32_t i, int32_t *layer) {
+    int32_t l = 0;
+    while (m->layers[l].moe_index != i)
+        l++;
+    *layer = l;
+    return m->layers[l].proj;
+}
+
+bool sl_model_uses(const sl_model *m, size_t tensor) {
+    return m->used[tensor];
+}
+
 bool sl_model_kv_layout(const sl_model *m, sl_kv_format format, sl_kv_layout *out, sl_error *err) {
     const sl_model_config *c = &m->config;
     *out = (sl_kv_layout){.format = format, .layers = c->layers, .kv_heads = c->kv_heads, .head_dim = c->head_dim};

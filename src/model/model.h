@@ -47,6 +47,11 @@ typedef struct sl_model_experts {
     const sl_extent *extent; /* [experts][SL_EXPERT_PARTS] */
 } sl_model_experts;
 const sl_model_experts *sl_model_expert_layers(const sl_model *m, int32_t *count);
+/* Layout of a MoE layer's projections (gate, up, down; part[] NULL), and its number in the model. i: as in
+ * expert_layers. */
+const sl_matrix *sl_model_expert_matrices(const sl_model *m, int32_t i, int32_t *layer);
+/* Whether the forward pass reads this tensor of the checkpoint (one that is not is known to be of no use). */
+bool sl_model_uses(const sl_model *m, size_t tensor);
 /* Formats in use, "Q4_1, Q8_0", for info; buffer owned by the model. */
 const char *sl_model_formats(const sl_model *m);
 /* GGUF's keys of the architecture that were not understood, "" for none: worth a warning. */

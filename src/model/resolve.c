@@ -237,15 +237,19 @@ static bool check_unused(const sl_model *m, sl_error *err) {
 
 static void list_formats(sl_model *m) {
     bool seen[SL_FORMAT_COUNT] = {0};
-    size_t used = 0;
     for (size_t i = 0; i < sl_ckpt_tensor_count(m->ckpt); i++) {
         const sl_tensor *t = sl_ckpt_tensor(m->ckpt, i);
-        if (seen[t->format] || t->dims < 2 || used >= sizeof m->formats)
-            continue;
-        seen[t->format] = true;
-        used += (size_t)snprintf(m->formats + used, sizeof m->formats - used, "%s%s", used ? ", " : "",
-                                 sl_format_get(t->format)->name);
+        seen[t->format] = seen[t->format] || t->dims >= 2;
     }
+    /* A pack's experts are no tensors. */
+    for (int32_t l = 0; l < m->config.layers; l++)
+        for (int proj = 0; m->layers[l].moe && proj < SL_PROJ_COUNT; proj++)
+            seen[m->layers[l].proj[proj].format] = true;
+    size_t used = 0;
+    for (int i = 0; i < SL_FORMAT_COUNT; i++)
+        if (seen[i] && used < sizeof m->formats)
+            used += (size_t)snprintf(m->formats + used, sizeof m->formats - used, "%s%s", used ? ", " : "",
+                                     sl_format_get((sl_format_id)i)->name);
 }
 
 bool model_resolve(sl_model *m, sl_error *err) {

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const char *const proj_names[SL_PROJ_COUNT] = {"gate", "up", "down"};
 
@@ -116,7 +117,35 @@ static bool check_projection(sl_model *m, const sl_tensor *t, int proj, int32_t 
     return true;
 }
 
+/* A pack says where its experts are: no tensor has to be found. */
+static bool resolve_packed(sl_model *m, const sl_packed_experts *p, int32_t layer, sl_error *err) {
+    sl_model_experts *e = &m->experts[m->layers[layer].moe_index];
+    if (p->experts != m->config.experts)
+        return sl_fail(err, SL_ERR_FORMAT, "%s: layer %d has %d experts, the configuration gives %d",
+                       sl_ckpt_path(m->ckpt), layer, p->experts, m->config.experts);
+    size_t n = (size_t)p->experts * SL_EXPERT_PARTS;
+    sl_extent *extents = malloc(n * sizeof *extents);
+    e->experts = p->experts;
+    e->extent = extents;
+    if (!extents)
+        return sl_fail(err, SL_ERR_MEMORY, "out of memory");
+    memcpy(extents, p->extent, n * sizeof *extents);
+    for (int proj = 0; proj < SL_PROJ_COUNT; proj++) {
+        char name[32];
+        sl_tensor t = p->proj[proj];
+        snprintf(name, sizeof name, "layer %d %s", layer, proj_names[proj]);
+        t.name = name;
+        if (!check_projection(m, &t, proj, layer, 0, err))
+            return false;
+        m->expert_bytes += (uint64_t)p->experts * sl_tensor_bytes(&t);
+    }
+    return true;
+}
+
 bool model_resolve_experts(sl_model *m, int32_t layer, sl_error *err) {
+    const sl_packed_experts *packed = sl_ckpt_packed(m->ckpt, layer);
+    if (packed)
+        return resolve_packed(m, packed, layer, err);
     const expert_naming *n = find_naming(m, layer);
     if (!n)
         return no_experts(m, layer, err);

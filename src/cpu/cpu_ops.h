@@ -12,7 +12,8 @@ typedef enum cpu_kv_type { CPU_KV_F16, CPU_KV_Q8_0, CPU_KV_F32 } cpu_kv_type;
 enum { CPU_KV_PAGE = 64, CPU_KV_SPLIT = 512 };
 
 /* Causal attention of `rows` consecutive rows of one sequence for one kv head.
- * q(row r, head g) = q + r * q_stride + g * head_dim; dst alike. Row r attends positions 0..position + r.
+ * q(row r, head g) = q + r * q_stride + g * head_dim; dst alike. Row r attends positions 0..position + r, or the last
+ * `window` of them. A sink is a score beside the keys' that takes its share of the softmax and has no value.
  * page(ctx, i, &k, &v): K and V of the kv head in page i, [64][head_bytes]. */
 typedef struct cpu_attention {
     const float *q;
@@ -20,6 +21,8 @@ typedef struct cpu_attention {
     int64_t q_stride, dst_stride;
     int32_t rows, group, head_dim;
     int32_t position;
+    int32_t window;     /* 0: all positions */
+    const float *sinks; /* [group]; NULL: none */
     float scale;
     cpu_kv_type type;
     uint64_t head_bytes;

@@ -350,6 +350,11 @@ static void attend_row(const cpu_attention *a, const scratch_map *m, int32_t r, 
     }
 }
 
+/* The first position that row r sees. */
+static int32_t first_seen(const cpu_attention *a, int32_t r) {
+    return a->window > 0 && a->position + r >= a->window ? a->position + r + 1 - a->window : 0;
+}
+
 static void attend_page(const cpu_attention *a, const scratch_map *m, int32_t page, int32_t last) {
     const uint8_t *kp, *vp, *next[2];
     int32_t first = page * CPU_KV_PAGE;
@@ -360,10 +365,11 @@ static void attend_page(const cpu_attention *a, const scratch_map *m, int32_t pa
         a->page(a->ctx, page + 1, &next[0], &next[1]);
     for (int32_t r = 0; r < a->rows; r++) {
         int32_t tokens = (int32_t)sl_min_i64(CPU_KV_PAGE, a->position + r + 1 - first);
+        int32_t from = (int32_t)sl_max_i64(0, first_seen(a, r) - first);
         if (page < last)
             prefetch_part(a, next, r, a->rows);
-        if (tokens > 0)
-            attend_row(a, m, r, k, v, tokens);
+        if (tokens > from)
+            attend_row(a, m, r, k + (int64_t)from * a->head_dim, v + (int64_t)from * a->head_dim, tokens - from);
     }
 }
 
@@ -376,10 +382,18 @@ static void merge_split(const cpu_attention *a, const scratch_map *m) {
     }
 }
 
+/* A sink is one more score in the softmax, taken last. */
+static void take_sink(partial *total, float sink, int32_t dim) {
+    float max = total->max > sink ? total->max : sink, keep = exp_one(total->max - max);
+    total->sum = total->sum * keep + exp_one(sink - max);
+    for (int32_t i = 0; i < dim; i++)
+        total->acc[i] = total->acc[i] * keep;
+}
+
 static void attention(const cpu_attention *a) {
     scratch_map m = map_scratch(a);
     int32_t last = (a->position + a->rows - 1) / CPU_KV_PAGE;
-    for (int32_t page = 0; page <= last; page++) {
+    for (int32_t page = first_seen(a, 0) / CPU_KV_PAGE; page <= last; page++) {
         attend_page(a, &m, page, last);
         if (page == last || (page + 1) % (CPU_KV_SPLIT / CPU_KV_PAGE) == 0)
             merge_split(a, &m);
@@ -387,6 +401,8 @@ static void attention(const cpu_attention *a) {
     for (int32_t r = 0; r < a->rows; r++)
         for (int32_t g = 0; g < a->group; g++) {
             partial total = load_partial(&m, a, (int64_t)r * a->group + g, 0);
+            if (a->sinks)
+                take_sink(&total, a->sinks[g], a->head_dim);
             float inv = 1.0f / total.sum;
             float *dst = a->dst + r * a->dst_stride + (int64_t)g * a->head_dim;
             for (int32_t i = 0; i < a->head_dim; i++)

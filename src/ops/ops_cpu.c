@@ -186,10 +186,9 @@ static bool refuse_unknown(const sl_program *p, sl_error *err) {
         if (p->list[i].kind == OP_DELTA)
             return sl_fail(err, SL_ERR_UNSUPPORTED, "delta layer %d: not on this implementation",
                            p->list[i].u.delta.d.layer);
-        if (p->list[i].kind == OP_ATTENTION && (a->gate.buffer || a->head_stride || a->window || a->sinks.buffer))
+        if (p->list[i].kind == OP_ATTENTION && (a->gate.buffer || a->head_stride))
             return sl_fail(err, SL_ERR_UNSUPPORTED,
-                           "attention layer %d: gate, head stride, window or sinks: not on this implementation",
-                           a->layer);
+                           "attention layer %d: gate or head stride: not on this implementation", a->layer);
     }
     return true;
 }

@@ -14,6 +14,7 @@ typedef struct attention_job {
     float *q, *k, *v, *dst;
     int64_t q_stride, k_stride, v_stride, dst_stride;
     const float *q_norm, *k_norm;
+    const float *sinks; /* [heads]; NULL: none */
     int32_t *block_row; /* first row of each block; blocks + 1 entries */
     int32_t blocks;
 } attention_job;
@@ -116,6 +117,8 @@ static void attend_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
                            .group = group,
                            .head_dim = a->head_dim,
                            .position = s->position[row],
+                           .window = a->window,
+                           .sinks = j->sinks ? j->sinks + head * group : NULL,
                            .scale = a->scale,
                            .type = kv_type(j->r->o),
                            .head_bytes = j->r->o->known.kv.head_bytes,
@@ -138,7 +141,7 @@ static int32_t cut_blocks(const sl_step *s, int32_t *first) {
     return n;
 }
 
-static const float *norm_of(const sl_ops_cpu *o, const sl_weight *w) {
+static const float *vector_of(const sl_ops_cpu *o, const sl_weight *w) {
     return has_weight(w) ? (const float *)(const void *)ops_at(o, w->buffer, w->offset[0]) : NULL;
 }
 
@@ -154,8 +157,9 @@ void cpu_run_attention(cpu_run *r, const op *o) {
                        .k_stride = o->u.attention.k.stride,
                        .v_stride = o->u.attention.v.stride,
                        .dst_stride = o->dst.stride,
-                       .q_norm = norm_of(r->o, &a->q_norm),
-                       .k_norm = norm_of(r->o, &a->k_norm),
+                       .q_norm = vector_of(r->o, &a->q_norm),
+                       .k_norm = vector_of(r->o, &a->k_norm),
+                       .sinks = vector_of(r->o, &a->sinks),
                        .block_row = r->o->scratch.blocks};
     ops_spread_failures(r->step);
     fill_rope(r, &a->rope);

@@ -139,6 +139,8 @@ typedef struct sequence {
     int32_t tokens, head_dim, group, rows; /* the last `rows` tokens are asked for */
     cpu_kv_type type;
     float scale;
+    int32_t window;     /* 0: none */
+    const float *sinks; /* [group]; NULL: none */
     uint8_t *k[MAX_PAGES], *v[MAX_PAGES];
     float *q;        /* [rows][group * head_dim] */
     double *kf, *vf; /* [tokens][head_dim], what is stored */
@@ -219,6 +221,8 @@ static void attend(const cpu_ops *ops, const sequence *s, int32_t row, int32_t n
                        .group = s->group,
                        .head_dim = s->head_dim,
                        .position = s->tokens - s->rows + row,
+                       .window = s->window,
+                       .sinks = s->sinks,
                        .scale = s->scale,
                        .type = s->type,
                        .head_bytes = head_bytes(s->type, s->head_dim),
@@ -241,9 +245,10 @@ static void attend(const cpu_ops *ops, const sequence *s, int32_t row, int32_t n
 /* One query in float64. spread: the sum of absolute values that rounding errors are measured by. */
 static void attend_exactly(const sequence *s, int32_t row, int32_t g, double *out, double *spread) {
     int32_t d = s->head_dim, n = s->tokens - s->rows + row + 1;
+    int32_t first = s->window && n > s->window ? n - s->window : 0;
     const float *q = s->q + ((int64_t)row * s->group + g) * d;
-    double *p = malloc((size_t)n * sizeof *p), max = -INFINITY, sum = 0, roundings = 0;
-    for (int32_t t = 0; t < n; t++) {
+    double *p = malloc((size_t)n * sizeof *p), max = s->sinks ? s->sinks[g] : -INFINITY, sum = 0, roundings = 0;
+    for (int32_t t = first; t < n; t++) {
         double dot = 0, size = 0;
         for (int32_t i = 0; i < d; i++) {
             dot += q[i] * s->kf[(int64_t)t * d + i];
@@ -253,12 +258,13 @@ static void attend_exactly(const sequence *s, int32_t row, int32_t g, double *ou
         max = fmax(max, p[t]);
         roundings = fmax(roundings, size * s->scale);
     }
-    for (int32_t t = 0; t < n; t++)
+    sum = s->sinks ? exp(s->sinks[g] - max) : 0;
+    for (int32_t t = first; t < n; t++)
         sum += p[t] = exp(p[t] - max);
     *spread = 0;
     for (int32_t i = 0; i < d; i++)
         out[i] = 0;
-    for (int32_t t = 0; t < n; t++)
+    for (int32_t t = first; t < n; t++)
         for (int32_t i = 0; i < d; i++) {
             out[i] += p[t] / sum * s->vf[(int64_t)t * d + i];
             *spread = fmax(*spread, fabs(s->vf[(int64_t)t * d + i]));
@@ -331,6 +337,32 @@ static void any_length_and_shape(void **state) {
             check_sequence(&r, &s, &worst);
             sequence_free(&s);
         }
+    }
+    print_message("largest error %.2f of what is allowed\n", worst);
+}
+
+/* Also windows that begin in the middle of a page, are longer than the sequence, or leave whole pages out; what is
+ * before a window may be anything. */
+static void windows_and_sinks(void **state) {
+    rng r = {seed + 7};
+    double worst = 0;
+    static const int32_t windows[] = {1, 2, 17, 63, 64, 65, 128, 200, 512, 5000};
+    for (size_t i = 0; i < 3 * SL_COUNT(windows); i++) {
+        int32_t tokens = 1 + (int32_t)rng_below(&r, 900), rows = 1 + (int32_t)rng_below(&r, 16);
+        rows = rows < tokens ? rows : tokens;
+        float sinks[4];
+        sequence s = sequence_new(&r, tokens, rows, 1 + (int32_t)rng_below(&r, 4), 32 * (1 + (int32_t)rng_below(&r, 3)),
+                                  (cpu_kv_type)(i % 3), any_value);
+        for (int g = 0; g < s.group; g++)
+            sinks[g] = rng_normal(&r) * 4;
+        s.window = i % 5 ? windows[i % SL_COUNT(windows)] : 0;
+        s.sinks = i % 2 ? sinks : NULL;
+        int32_t unseen = s.window ? tokens - rows - s.window + 1 : 0;
+        for (int32_t t = 0; t < unseen; t++) /* NaN */
+            memset(s.k[t / CPU_KV_PAGE] + (size_t)(t % CPU_KV_PAGE) * head_bytes(s.type, s.head_dim), 0xff,
+                   head_bytes(s.type, s.head_dim));
+        check_sequence(&r, &s, &worst);
+        sequence_free(&s);
     }
     print_message("largest error %.2f of what is allowed\n", worst);
 }
@@ -435,9 +467,13 @@ static void a_nan_is_seen_by_whoever_attends_it(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stored_heads_are_near), cmocka_unit_test(stored_nans_stay),
-        cmocka_unit_test(any_length_and_shape),  cmocka_unit_test(every_head_dim_and_group),
-        cmocka_unit_test(extreme_scores),        cmocka_unit_test(a_nan_is_seen_by_whoever_attends_it),
+        cmocka_unit_test(stored_heads_are_near),
+        cmocka_unit_test(stored_nans_stay),
+        cmocka_unit_test(any_length_and_shape),
+        cmocka_unit_test(windows_and_sinks),
+        cmocka_unit_test(every_head_dim_and_group),
+        cmocka_unit_test(extreme_scores),
+        cmocka_unit_test(a_nan_is_seen_by_whoever_attends_it),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }

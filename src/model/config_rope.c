@@ -9,10 +9,9 @@
 static const struct {
     const char *name;
     int type;
-} rope_types[] = {{"default", ROPE_DEFAULT},
-                  {"none", ROPE_DEFAULT},
-                  {"linear", ROPE_LINEAR},
-                  {"llama3", ROPE_LLAMA3},
+} rope_types[] = {{"default", ROPE_DEFAULT}, {"none", ROPE_DEFAULT},
+                  {"mrope", ROPE_DEFAULT}, /* a position per dimension of space and time: for text they are equal */
+                  {"linear", ROPE_LINEAR},   {"llama3", ROPE_LLAMA3},
                   {"yarn", ROPE_YARN}};
 
 static bool rope_type(sl_model *m, const config_source *s, sl_str name, sl_error *err) {
@@ -135,17 +134,20 @@ static bool read_truncate(sl_model *m, const config_source *s, json_t *scaling, 
     return true;
 }
 
-/* Rotated dimensions of a head: GGUF stores them; Hugging Face's models of these architectures rotate all. */
+/* Rotated dimensions of a head: GGUF stores them, Hugging Face a part, beside theta or beside the object it is in. */
 static bool read_dimensions(sl_model *m, const config_source *s, json_t *scaling, sl_error *err) {
-    config_key whole = {"partial_rotary_factor", NULL};
-    int64_t dims = m->config.head_dim;
-    double part = 1;
-    bool found;
-    if (s->json && (!config_number(s, NULL, whole, 1, 1, &part, &found, err) ||
-                    (scaling && !config_number(s, scaling, whole, 1, 1, &part, &found, err))))
+    const config_key key = {"partial_rotary_factor", NULL}, count = {NULL, "rope.dimension_count"};
+    const sl_model_config *c = &m->config;
+    bool may = m->arch->rotary > 0, found = false;
+    double part = may ? m->arch->rotary : 1, least = may ? 0 : 1;
+    int64_t dims = c->head_dim;
+    if (s->json && scaling && !config_number(s, scaling, key, least, 1, &part, &found, err))
         return false;
-    if (!s->json &&
-        !config_integer(s, (config_key){NULL, "rope.dimension_count"}, 0, m->config.head_dim, &dims, &found, err))
+    if (s->json && !found && !config_number(s, NULL, key, least, 1, &part, &found, err))
+        return false;
+    if (may)
+        dims = (int64_t)(c->head_dim * part);
+    if (!s->json && !config_integer(s, count, 0, c->head_dim, &dims, &found, err))
         return false;
     if (dims % 2)
         return sl_fail(err, SL_ERR_FORMAT, "%s: %d rotated dimensions of a head, an even number expected", s->file,

@@ -11,7 +11,12 @@ enum { SHOWN = 80, KEY_BYTES = 160 };
 
 bool config_source_open(config_source *s, const sl_ckpt *c, sl_error *err) {
     bool hf = sl_ckpt_get_kind(c) == SL_CKPT_HF;
-    *s = (config_source){.ckpt = c, .json = sl_ckpt_json(c, "config.json")};
+    json_t *top = sl_ckpt_json(c, "config.json"), *text = json_object_get(top, "text_config");
+    *s = (config_source){.ckpt = c, .json = top, .top = top};
+    if (json_is_object(text)) { /* a model of text and images */
+        s->json = text;
+        snprintf(s->prefix, sizeof s->prefix, "text_config.");
+    }
     s->asked = calloc(sl_gguf_key_count(c) + 1, 1);
     if (!s->asked)
         return sl_fail(err, SL_ERR_MEMORY, "out of memory");
@@ -84,9 +89,15 @@ static bool gguf_has(const config_source *s, config_key key) {
 }
 
 /* What writers add and what changes nothing beside the keys that are asked for. */
-static const char *const silent_keys[] = {
-    "vocab_size",         "attention.value_length", "attention.causal",  "rope.scaling.finetuned",
-    "tensor_data_layout", "expert_count",           "expert_used_count", "expert_shared_count"};
+static const char *const silent_keys[] = {"vocab_size",
+                                          "attention.value_length",
+                                          "attention.causal",
+                                          "rope.scaling.finetuned",
+                                          "tensor_data_layout",
+                                          "expert_count",
+                                          "expert_used_count",
+                                          "expert_shared_count",
+                                          "rope.dimension_sections" /* text has the same position in each */};
 
 static bool is_silent(const config_source *s, sl_str key) {
     size_t prefix = strlen(s->prefix);

@@ -8,9 +8,10 @@
 
 typedef struct config_source {
     const sl_ckpt *ckpt;
-    json_t *json;    /* config.json; NULL: GGUF */
+    json_t *json;    /* config.json, or in it what describes the text model; NULL: GGUF */
+    json_t *top;     /* config.json */
     char *file;      /* for messages */
-    char prefix[64]; /* of GGUF's keys: "qwen3moe." */
+    char prefix[64]; /* of GGUF's keys: "qwen3moe."; of config.json's fields: "", "text_config." */
     uint8_t *asked;  /* [GGUF's keys]: somebody asked for it */
 } config_source;
 
@@ -32,7 +33,8 @@ typedef struct config_key {
 /* Two spellings of one field that disagree are an error. */
 bool config_check_aliases(const config_source *s, sl_error *err);
 
-/* Fails with "FILE: field NAME is FOUND, EXPECTED expected". object: where the field is (NULL: config.json's top). */
+/* Fails with "FILE: field NAME is FOUND, EXPECTED expected". object: where the field is (NULL: where the text model is
+ * described). */
 bool config_wrong(const config_source *s, json_t *object, config_key key, const char *expected, sl_error *err);
 bool config_missing(const config_source *s, config_key key, sl_error *err);
 

@@ -1,8 +1,9 @@
 /* Reads the resident weights into one span of the budgeted memory.
  *
- * Bytes go in as they are in the file; norms and biases become f32. They pass by the page cache: what lies there counts
- * against the machine too, and mapped weights would be reclaimed under pressure. */
-#include "model/model_internal.h"
+ * Bytes go in as they are in the file; norms and biases become f32, and rows of fused matrices are brought together.
+ * They pass by the page cache: what lies there counts against the machine too, and mapped weights would be reclaimed
+ * under pressure. */
+#include "model/bind.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -34,12 +35,38 @@ static bool read_part(loader *l, const sl_tensor *t, int32_t part, uint8_t *dst,
     return read_extent(l, &t->part[part], dst, err) || sl_fail_prefix(err, "tensor %s", t->name);
 }
 
-/* Norms and biases: any format, to f32; a NaN here would spoil every token. */
-static bool load_vector(loader *l, const resident *r, sl_error *err) {
+/* The tensor as one row of numbers, whatever its dimensions. */
+static bool flat_matrix(const sl_tensor *t, sl_matrix *out, sl_error *err) {
+    sl_tensor flat = *t;
+    flat.dims = 1;
+    flat.shape[0] = sl_tensor_elements(t);
+    return sl_tensor_matrix(&flat, out, err);
+}
+
+static float folded(fold f, float w) {
+    return f == FOLD_ONE_PLUS ? 1 + w : f == FOLD_MINUS_EXP ? -expf(w) : w;
+}
+
+/* A NaN here would spoil every token, and a decay that grows every later one. */
+static bool check_vector(const loader *l, const resident *r, const float *v, int64_t n, role what, sl_error *err) {
+    const sl_tensor *t = r->tensor;
+    for (int64_t i = 0; i < n; i++) {
+        if (!isfinite(v[i]))
+            return sl_fail(err, SL_ERR_NUMERIC, "%s: tensor %s: element %lld is not a finite number",
+                           model_tensor_file(l->m, t), t->name, (long long)i);
+        if (what == ROLE_DELTA_DECAY && v[i] > 0)
+            return sl_fail(err, SL_ERR_NUMERIC, "%s: tensor %s: element %lld is %g, a decay of at most 0 expected",
+                           model_tensor_file(l->m, t), t->name, (long long)i, v[i]);
+    }
+    return true;
+}
+
+/* Norms, biases and other small ones: any float format, to f32. */
+static bool load_vector(loader *l, const resident *r, role what, sl_error *err) {
     const sl_tensor *t = r->tensor;
     float *dst = (float *)(void *)(l->base + r->weight.offset[0]);
     sl_matrix m;
-    if (!sl_tensor_matrix(t, &m, err))
+    if (!flat_matrix(t, &m, err))
         return false;
     uint8_t *raw[3] = {0};
     bool ok = true;
@@ -52,22 +79,49 @@ static bool load_vector(loader *l, const resident *r, sl_error *err) {
     if (ok)
         sl_format_get(m.format)->dequantize(&m, 0, 0, m.cols, dst);
     for (int64_t i = 0; ok && i < m.cols; i++)
-        if (!isfinite(dst[i]))
-            ok = sl_fail(err, SL_ERR_NUMERIC, "%s: tensor %s: element %lld is not a finite number",
-                         model_tensor_file(l->m, t), t->name, (long long)i);
+        dst[i] = folded(r->fold, dst[i]);
     for (int i = 0; i < 3; i++)
         free(raw[i]);
-    return ok;
+    return ok && check_vector(l, r, dst, m.cols, what, err);
 }
 
-static bool load_one(loader *l, resident *r, sl_error *err) {
+/* Rows [row0, row0 + n) of one part; scales of a format may serve several rows. */
+static sl_extent rows_of(const resident *r, int32_t part, int64_t row0, int64_t n) {
+    const sl_matrix *x = &r->weight.matrix;
+    sl_extent e = r->tensor->part[part];
+    int64_t per = x->format == SL_FP8 && part == 1 ? x->group : 1;
+    e.offset += (uint64_t)(row0 / per) * x->row_bytes[part];
+    e.bytes = (uint64_t)(n / per) * x->row_bytes[part];
+    return e;
+}
+
+/* Brings together what the tensor has interleaved: whole rows move, in runs. */
+static bool load_split(loader *l, const resident *r, int32_t part, sl_error *err) {
+    const row_split *s = &r->split;
+    uint8_t *dst = l->base + r->weight.offset[part];
+    int64_t group = 0, before = 0;
+    for (int i = 0; i < ROW_SEGMENTS; i++)
+        group += s->segment[i];
+    for (int i = 0; i < s->first + s->count; before += s->segment[i++]) {
+        for (int32_t g = 0; i >= s->first && g < s->groups; g++) {
+            sl_extent run = rows_of(r, part, g * group + before, s->segment[i]);
+            if (!read_extent(l, &run, dst, err))
+                return sl_fail_prefix(err, "tensor %s", r->tensor->name);
+            dst += run.bytes;
+        }
+    }
+    return true;
+}
+
+static bool load_one(loader *l, resident *r, role what, sl_error *err) {
     if (!r->tensor)
         return true;
     r->weight.buffer = l->m->weights_buffer;
     if (r->vector)
-        return load_vector(l, r, err);
+        return load_vector(l, r, what, err);
     for (int32_t i = 0; i < r->tensor->parts; i++)
-        if (!read_part(l, r->tensor, i, l->base + r->weight.offset[i], err))
+        if (!(r->split.groups ? load_split(l, r, i, err)
+                              : read_part(l, r->tensor, i, l->base + r->weight.offset[i], err)))
             return false;
     return true;
 }
@@ -75,11 +129,11 @@ static bool load_one(loader *l, resident *r, sl_error *err) {
 static bool load_all(loader *l, sl_error *err) {
     sl_model *m = l->m;
     for (int i = 0; i < ROLE_LAYER_FIRST; i++)
-        if (!load_one(l, &m->global[i], err))
+        if (!load_one(l, &m->global[i], (role)i, err))
             return false;
     for (int32_t layer = 0; layer < m->config.layers; layer++)
         for (int i = ROLE_LAYER_FIRST; i < ROLE_COUNT; i++)
-            if (!load_one(l, &m->layers[layer].r[i], err))
+            if (!load_one(l, &m->layers[layer].r[i], (role)i, err))
                 return false;
     return true;
 }

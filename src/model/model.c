@@ -29,6 +29,7 @@ void sl_model_free(sl_model *m) {
         free((void *)m->experts[i].extent);
     free(m->experts);
     free(m->layers);
+    free(m->mixers);
     free(m->dense);
     free(m->used);
     free(m->inv_freq);
@@ -92,10 +93,21 @@ bool sl_model_uses(const sl_model *m, size_t tensor) {
 
 bool sl_model_kv_layout(const sl_model *m, sl_kv_format format, sl_kv_layout *out, sl_error *err) {
     const sl_model_config *c = &m->config;
-    *out = (sl_kv_layout){.format = format, .layers = c->layers, .kv_heads = c->kv_heads, .head_dim = c->head_dim};
+    *out = (sl_kv_layout){
+        .format = format, .layers = c->attention_layers, .kv_heads = c->kv_heads, .head_dim = c->head_dim};
     if (format == SL_KV_Q8_0 && c->head_dim % 32)
         return sl_fail(err, SL_ERR_UNSUPPORTED, "kv-type q8_0: head_dim %d is not a multiple of 32", c->head_dim);
     return true;
+}
+
+void sl_model_state(const sl_model *m, sl_state_layout *out) {
+    const sl_model_config *c = &m->config;
+    *out = (sl_state_layout){.layers = c->delta_layers,
+                             .key_heads = c->delta_key_heads,
+                             .value_heads = c->delta_value_heads,
+                             .key_dim = c->delta_key_dim,
+                             .value_dim = c->delta_value_dim,
+                             .kernel = c->delta_kernel};
 }
 
 /* Logits that are not numbers would be sampled into fluent garbage. The row and what to suspect are named. */

@@ -10,8 +10,12 @@
 #include "ops/ops.h"
 
 typedef struct sl_model_config {
-    const char *arch; /* "llama", "qwen2_moe", "qwen3_moe" */
+    const char *arch; /* "llama", "qwen2_moe", ... */
     int32_t hidden, layers, heads, kv_heads, head_dim, vocab, context;
+    int32_t attention_layers, delta_layers; /* by their mixer */
+    int32_t nextn_layers;                   /* layers behind these that predict further tokens: not read */
+    bool attn_gate;                         /* attention has an output gate */
+    int32_t delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim, delta_kernel;
     int32_t ffn;        /* width of dense FFN layers */
     int32_t moe_layers; /* 0: dense */
     int32_t experts, top_k, expert_ffn, shared_ffn;
@@ -40,6 +44,8 @@ uint64_t sl_model_expert_bytes(const sl_model *m);   /* of all routed experts on
 uint64_t sl_model_scratch_bytes(const sl_model *m, const sl_ops *ops, int32_t max_rows, int32_t max_outs);
 bool sl_model_kv_layout(const sl_model *m, sl_kv_format format, sl_kv_layout *out,
                         sl_error *err); /* derived fields not yet set */
+/* Recurrent state of a sequence; layers 0 where the model has none. Derived fields not yet set. */
+void sl_model_state(const sl_model *m, sl_state_layout *out);
 
 /* Extents of routed experts for the store, one entry per MoE layer; owned by the model. */
 typedef struct sl_model_experts {

@@ -20,15 +20,35 @@ typedef struct rope_config {
 /* Biases of the attention's projections. */
 typedef enum biases { BIASES_NONE, BIASES_REQUIRED, BIASES_OPTIONAL /* GGUF: those that are there */ } biases;
 
+/* What loading does to the numbers of a vector. */
+typedef enum fold { FOLD_NONE, FOLD_ONE_PLUS /* w -> 1 + w */, FOLD_MINUS_EXP /* w -> -exp(w) */ } fold;
+
+enum { ROW_SEGMENTS = 4 };
+
+/* Rows of a tensor that holds several matrices, interleaved: `groups` times the rows of every segment one after the
+ * other. Of them a resident takes `count` segments from `first` on, each brought together over the groups. groups 0:
+ * the tensor is the matrix. */
+typedef struct row_split {
+    int32_t groups;
+    int64_t segment[ROW_SEGMENTS]; /* rows of each in a group; 0: no such segment */
+    int32_t first, count;
+} row_split;
+
 /* A resident weight: where it is in the file and where it lies in memory. */
 typedef struct resident {
     const sl_tensor *tensor; /* NULL: absent */
     sl_weight weight;        /* offsets are set by layout, buffer by load */
-    bool vector;             /* becomes f32 [1][n] */
+    bool vector;             /* becomes f32, matrix.rows * matrix.cols of them */
+    fold fold;
+    row_split split;
 } resident;
 
+struct block;
+
 typedef struct model_layer {
-    resident r[ROLE_COUNT]; /* those of a layer */
+    resident r[ROLE_COUNT];          /* those of a layer */
+    const struct block *mixer, *ffn; /* what the layer is made of */
+    int32_t mixer_index;             /* among the layers of its mixer */
     bool moe;
     int32_t moe_index;
     sl_matrix proj[SL_PROJ_COUNT]; /* layout of an expert */
@@ -37,10 +57,13 @@ typedef struct model_layer {
 struct sl_model {
     const sl_ckpt *ckpt;
     const arch *arch;
+    naming naming;
     sl_model_config config;
     rope_config rope;
     biases biases;
-    uint8_t *dense; /* [layers]: not MoE by configuration */
+    bool one_plus;   /* norms are stored as trained: they multiply by 1 + w */
+    uint8_t *mixers; /* [layers]: mixer of each */
+    uint8_t *dense;  /* [layers]: not MoE by configuration */
     resident global[ROLE_LAYER_FIRST];
     model_layer *layers;
     sl_model_experts *experts; /* [moe_layers] */
@@ -58,7 +81,7 @@ struct sl_model {
     sl_program *program;
 };
 
-/* config.c: fills config, rope, biases, dense from config.json or metadata. */
+/* config.c: fills config, rope, biases, mixers, dense from config.json or metadata. */
 bool model_read_config(sl_model *m, sl_error *err);
 /* resolve.c: finds every tensor, checks shapes, lays out resident weights, lists expert extents. */
 bool model_resolve(sl_model *m, sl_error *err);
@@ -66,9 +89,6 @@ bool model_resolve(sl_model *m, sl_error *err);
 void model_place(sl_model *m);
 /* resolve_experts.c */
 bool model_resolve_experts(sl_model *m, int32_t layer, sl_error *err);
-void model_mark_used(sl_model *m, const sl_tensor *t);
-/* The file a tensor lies in, for messages. */
-const char *model_tensor_file(const sl_model *m, const sl_tensor *t);
 /* rope.c: fills inv_freq and rope_scale. factors: per-dimension divisors (GGUF rope_freqs) or NULL. */
 bool model_rope_frequencies(sl_model *m, const float *factors, sl_error *err);
 /* record.c: the forward pass. */

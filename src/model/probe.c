@@ -11,6 +11,8 @@ enum {
     BEYOND_CACHES = 256 << 20,
     POSITION = 384,     /* tokens that are attended to */
     ROUNDING = 6 << 20, /* spans and slabs begin at huge pages */
+    LARGEST_SLAB = 64 << 20,
+    LONGEST_PATTERN = 8, /* layers */
     LEAST_STEPS = 3,
     MOST_STEPS = 1000,
     WARMUP_STEPS = 3
@@ -25,6 +27,7 @@ typedef struct probe_layer {
 typedef struct probe {
     sl_model m; /* the model with fewer layers; weights, experts and KV are the probe's */
     probe_layer *layer;
+    int32_t *state;        /* blocks of recurrent state, one per delta layer */
     int32_t spare;         /* experts laid out per layer, >= top_k */
     uint64_t expert_bytes; /* of all of them */
     uint8_t *experts;
@@ -91,68 +94,124 @@ static void shorten_embedding(sl_model *m) {
         m->global[ROLE_EMBED].weight.matrix.rows = 1;
 }
 
-/* `n` layers of one kind, evenly out of those of `from`, and `spare` experts in each. */
-static void lay_out(probe *p, const sl_model *from, bool moe, int32_t kind, int32_t n, int32_t spare) {
-    int32_t taken = 0, seen = 0;
+/* How many layers of a kind (with experts or without) each mixer has. */
+static void count_mixers(const sl_model *m, bool moe, int32_t count[MIXER_COUNT]) {
+    memset(count, 0, MIXER_COUNT * sizeof *count);
+    for (int32_t l = 0; l < m->config.layers; l++)
+        if (m->layers[l].moe == moe)
+            count[m->mixers[l]]++;
+}
+
+/* Adds layer `l` of the model to those of the probe. */
+static void add_layer(probe *p, const sl_model *from, int32_t l, int32_t *const mixer_layers[MIXER_COUNT]) {
+    sl_model_config *c = &p->m.config;
+    model_layer *to = &p->m.layers[c->layers];
+    *to = from->layers[l];
+    to->mixer_index = (*mixer_layers[from->mixers[l]])++;
+    if (to->moe) {
+        place_experts(p, c->layers, to->moe_index);
+        to->moe_index = c->moe_layers++;
+    }
+    c->layers++;
+}
+
+/* `n` layers of one kind out of those of `from`: of each mixer its share, evenly, and `spare` experts in each. */
+static void lay_out(probe *p, const sl_model *from, bool moe, int32_t n, int32_t spare) {
+    int32_t all[MIXER_COUNT], seen[MIXER_COUNT] = {0}, taken[MIXER_COUNT] = {0}, kind = 0;
+    sl_model_config *c = &p->m.config;
+    int32_t *const mixer_layers[MIXER_COUNT] = {&c->attention_layers, &c->delta_layers};
+    count_mixers(from, moe, all);
+    for (int i = 0; i < MIXER_COUNT; i++)
+        kind += all[i];
     p->spare = spare;
     p->expert_bytes = 0;
     memcpy(p->m.global, from->global, sizeof p->m.global);
     shorten_embedding(&p->m);
+    c->layers = c->moe_layers = c->attention_layers = c->delta_layers = 0;
     for (int32_t l = 0; l < from->config.layers; l++) {
+        int mix = from->mixers[l];
         if (from->layers[l].moe != moe)
             continue;
-        if (taken < n && (int64_t)seen * n / kind >= taken) {
-            p->m.layers[taken] = from->layers[l];
-            if (moe) {
-                place_experts(p, taken, from->layers[l].moe_index);
-                p->m.layers[taken].moe_index = taken;
-            }
-            taken++;
+        int64_t share = ((int64_t)all[mix] * n + kind - 1) / kind; /* rounded up: at least one */
+        if (taken[mix] < share && (int64_t)seen[mix] * share / all[mix] >= taken[mix]) {
+            add_layer(p, from, l, mixer_layers);
+            taken[mix]++;
         }
-        seen++;
+        seen[mix]++;
     }
-    p->m.config.layers = taken;
-    p->m.config.moe_layers = moe ? taken : 0;
     model_place(&p->m);
 }
 
-static uint64_t kv_bytes(const probe *p, sl_kv_format format, sl_kv_layout *kv, sl_error *err) {
+/* The fewest layers that have the model's proportion of mixers, where that is a handful; else 1. */
+static int32_t pattern(const sl_model *from, bool moe) {
+    int32_t all[MIXER_COUNT], a, b;
+    count_mixers(from, moe, all);
+    a = all[MIXER_ATTENTION];
+    b = all[MIXER_DELTA];
+    while (b) {
+        int32_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    int32_t n = a ? (all[MIXER_ATTENTION] + all[MIXER_DELTA]) / a : 1;
+    return n <= LONGEST_PATTERN ? n : 1;
+}
+
+static bool init_layouts(sl_kv_layout *kv, sl_state_layout *state, uint64_t slab, sl_error *err) {
+    return sl_kv_layout_init(kv, slab, err) && (state->layers == 0 || sl_state_layout_init(state, slab, err));
+}
+
+/* One sequence's KV and recurrent state, in slabs of one size; 0: an error. */
+static uint64_t slab_bytes(const probe *p, sl_kv_format format, sl_kv_layout *kv, sl_state_layout *state,
+                           sl_error *err) {
     uint64_t slab = 64 << 10;
-    if (!sl_model_kv_layout(&p->m, format, kv, err) || !sl_kv_layout_init(kv, 64 << 20, err))
+    sl_model_state(&p->m, state);
+    if (!sl_model_kv_layout(&p->m, format, kv, err))
+        return 0;
+    kv->layers = kv->layers ? kv->layers : 1;
+    if (!init_layouts(kv, state, LARGEST_SLAB, err))
         return 0;
     uint64_t blocks = POSITION / SL_KV_PAGE_TOKENS + 1;
-    while (slab < blocks * kv->block_bytes)
+    while (slab < blocks * kv->block_bytes || slab < state->block_bytes)
         slab *= 2;
-    return slab <= 64 << 20 && sl_kv_layout_init(kv, slab, err) ? slab : 0;
+    return slab <= LARGEST_SLAB && init_layouts(kv, state, slab, err) ? slab : 0;
+}
+
+static uint64_t state_slabs(const sl_state_layout *s) {
+    return s->layers ? ((uint64_t)s->layers + (uint64_t)s->blocks_per_slab - 1) / (uint64_t)s->blocks_per_slab : 0;
 }
 
 static uint64_t probe_bytes(const probe *p, const sl_ops *ops, sl_kv_format format) {
     sl_kv_layout kv;
-    return p->m.resident_bytes + p->expert_bytes + kv_bytes(p, format, &kv, NULL) +
+    sl_state_layout state;
+    uint64_t slab = slab_bytes(p, format, &kv, &state, NULL);
+    return p->m.resident_bytes + p->expert_bytes + (slab ? slab * (1 + state_slabs(&state)) : 0) +
            sl_model_scratch_bytes(&p->m, ops, 1, 1) + ROUNDING;
 }
 
-/* As many layers as fit, at least one; then as many experts. */
+/* As many layers as fit, at least one of each mixer; then as many experts. */
 static bool choose_layout(probe *p, const sl_model *from, bool moe, const sl_ops *ops, sl_kv_format format,
                           uint64_t room, sl_error *err) {
-    int32_t kind = moe ? from->config.moe_layers : from->config.layers - from->config.moe_layers, n = kind,
-            least = moe ? from->config.top_k : 0, experts = from->config.experts;
-    lay_out(p, from, moe, kind, 1, least);
+    int32_t kind = moe ? from->config.moe_layers : from->config.layers - from->config.moe_layers,
+            unit = pattern(from, moe), n = kind / unit, least = moe ? from->config.top_k : 0,
+            experts = from->config.experts;
+    lay_out(p, from, moe, unit, least);
     uint64_t one = probe_bytes(p, ops, format), most = one + BEYOND_CACHES;
     if (one > room)
-        return sl_fail(err, SL_ERR_BUDGET, "%llu bytes are needed to measure one layer", (unsigned long long)one);
+        return sl_fail(err, SL_ERR_BUDGET, "%llu bytes are needed to measure %d layers", (unsigned long long)one,
+                       p->m.config.layers);
     most = most < room ? most : room;
     for (;; n = n > 8 ? n * 7 / 8 : n - 1) {
-        lay_out(p, from, moe, kind, n, least);
+        lay_out(p, from, moe, n * unit, least);
         if (n == 1 || probe_bytes(p, ops, format) <= most)
             break;
     }
     for (int32_t spare = experts; moe && spare > least; spare = spare * 3 / 4) {
-        lay_out(p, from, moe, kind, n, spare);
+        lay_out(p, from, moe, n * unit, spare);
         if (probe_bytes(p, ops, format) <= most)
             return true;
     }
-    lay_out(p, from, moe, kind, n, least);
+    lay_out(p, from, moe, n * unit, least);
     return true;
 }
 
@@ -184,13 +243,27 @@ static bool take_memory(probe *p, sl_mem *mem, sl_ops *ops, sl_error *err) {
     return model_rope_frequencies(m, NULL, err) && model_record(m, 1, 1, err);
 }
 
-static bool take_kv(const probe *p, sl_mem *mem, sl_ops *ops, const sl_kv_layout *kv, sl_error *err) {
+static void *zero_slab(sl_mem *mem, sl_error *err) {
     void *slab = sl_mem_slab(mem, SL_USE_KV, err);
+    if (slab)
+        memset(slab, 0, sl_mem_slab_bytes(mem));
+    return slab;
+}
+
+static bool take_sequence(const probe *p, sl_mem *mem, sl_ops *ops, const sl_kv_layout *kv,
+                          const sl_state_layout *state, sl_error *err) {
+    void *slab = zero_slab(mem, err);
     if (!slab)
         return false;
-    memset(slab, 0, sl_mem_slab_bytes(mem));
     sl_ops_set_kv(p->m.ops, kv);
-    return sl_ops_add_kv_slab(ops, slab, err);
+    if (!sl_ops_add_kv_slab(ops, slab, err))
+        return false;
+    if (state->layers)
+        sl_ops_set_state(p->m.ops, state);
+    for (uint64_t i = 0; i < state_slabs(state); i++)
+        if (!(slab = zero_slab(mem, err)) || !sl_ops_add_state_slab(ops, slab, err))
+            return false;
+    return true;
 }
 
 /* ---- time ---------------------------------------------------------------------------------------------------------
@@ -201,7 +274,7 @@ static bool run_step(probe *p, float *logits, double *took, sl_error *err) {
         zero = 0, position = p->m.config.context <= POSITION ? p->m.config.context - 1 : POSITION;
     for (int32_t i = 0; i < (int32_t)SL_COUNT(pages); i++)
         pages[i] = i;
-    sl_step_seq seq = {.pages = pages, .page_count = (int32_t)SL_COUNT(pages)};
+    sl_step_seq seq = {.pages = pages, .page_count = (int32_t)SL_COUNT(pages), .state = p->state};
     sl_step step = {.rows = 1,
                     .token = &zero,
                     .seq = &zero,
@@ -250,6 +323,7 @@ static void close_probe(probe *p) {
     free(p->m.inv_freq);
     free(p->m.layers);
     free(p->layer);
+    free(p->state);
     free(p);
 }
 
@@ -260,8 +334,11 @@ static probe *new_probe(const sl_model *m, sl_error *err) {
         p->m.inv_freq = NULL;
         p->m.layers = calloc((size_t)m->config.layers, sizeof *p->m.layers);
         p->layer = calloc((size_t)m->config.layers, sizeof *p->layer);
+        p->state = calloc((size_t)m->config.layers, sizeof *p->state);
     }
-    if (p && p->m.layers && p->layer)
+    for (int32_t i = 0; p && p->state && i < m->config.layers; i++)
+        p->state[i] = i;
+    if (p && p->m.layers && p->layer && p->state)
         return p;
     if (p)
         close_probe(p);
@@ -269,16 +346,18 @@ static probe *new_probe(const sl_model *m, sl_error *err) {
 }
 
 /* The allocator is made for this layout, since KV must lie in one slab. */
-static bool measure_in(probe *p, sl_ops *ops, sl_mem *mem, const sl_kv_layout *kv, double seconds, sl_model_cost *out,
-                       sl_error *err) {
+static bool measure_in(probe *p, sl_ops *ops, sl_mem *mem, const sl_kv_layout *kv, const sl_state_layout *state,
+                       double seconds, sl_model_cost *out, sl_error *err) {
     sl_expert_source source = {.self = p, .begin = begin, .next = next, .done = done, .end = end};
     sl_ops_set_experts(ops, &source);
-    return take_memory(p, mem, ops, err) && take_kv(p, mem, ops, kv, err) && time_steps(p, seconds, out, err);
+    return take_memory(p, mem, ops, err) && take_sequence(p, mem, ops, kv, state, err) &&
+           time_steps(p, seconds, out, err);
 }
 
 bool sl_model_measure(const sl_model *m, bool moe, const sl_model_measure_options *o, sl_model_cost *out,
                       sl_error *err) {
     sl_kv_layout kv;
+    sl_state_layout state;
     if (m->weights || m->config.top_k > SL_PROBE_TOP_K)
         return sl_fail(err, SL_ERR_UNSUPPORTED, "a model that is loaded, or with %d experts per token",
                        m->config.top_k);
@@ -288,13 +367,13 @@ bool sl_model_measure(const sl_model *m, bool moe, const sl_model_measure_option
     options.mem = small;
     sl_ops *ops = small ? sl_ops_cpu_new(&options, err) : NULL;
     bool ok = ops && choose_layout(p, m, moe, ops, o->kv, o->room, err);
-    uint64_t slab = ok ? kv_bytes(p, o->kv, &kv, err) : 0;
+    uint64_t slab = ok ? slab_bytes(p, o->kv, &kv, &state, err) : 0;
     sl_ops_free(ops);
     sl_mem_free(small);
     sl_mem *mem = slab ? sl_mem_new(o->room, slab, err) : NULL;
     options.mem = mem;
     ops = mem ? sl_ops_cpu_new(&options, err) : NULL;
-    ok = ops && measure_in(p, ops, mem, &kv, o->seconds, out, err);
+    ok = ops && measure_in(p, ops, mem, &kv, &state, o->seconds, out, err);
     if (p)
         close_probe(p);
     sl_ops_free(ops);

@@ -1,5 +1,5 @@
 /* Where the routed experts' bytes are: extents out of whichever naming the checkpoint uses. */
-#include "model/model_internal.h"
+#include "model/bind.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,19 +7,12 @@
 
 static const char *const proj_names[SL_PROJ_COUNT] = {"gate", "up", "down"};
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-static void expert_name(const expert_naming *n, int proj, int32_t layer, int32_t expert, char out[NAME_MAX_BYTES]) {
-    snprintf(out, NAME_MAX_BYTES, n->name[proj], (int)layer, (int)expert);
-}
-#pragma GCC diagnostic pop
-
 /* The naming whose gate tensor this layer has. */
 static const expert_naming *find_naming(const sl_model *m, int32_t layer) {
     char name[NAME_MAX_BYTES];
     for (int i = 0; i < expert_naming_count; i++) {
         const expert_naming *n = &expert_namings[i];
-        expert_name(n, SL_PROJ_GATE, layer, 0, name);
+        expert_name(&m->naming, n, SL_PROJ_GATE, layer, 0, name);
         if (n->kind == sl_ckpt_get_kind(m->ckpt) && sl_ckpt_find(m->ckpt, name))
             return n;
     }
@@ -30,7 +23,7 @@ static bool no_experts(const sl_model *m, int32_t layer, sl_error *err) {
     char first[NAME_MAX_BYTES] = "";
     for (int i = 0; i < expert_naming_count && !*first; i++)
         if (expert_namings[i].kind == sl_ckpt_get_kind(m->ckpt))
-            expert_name(&expert_namings[i], SL_PROJ_GATE, layer, 0, first);
+            expert_name(&m->naming, &expert_namings[i], SL_PROJ_GATE, layer, 0, first);
     return sl_fail(err, SL_ERR_FORMAT, "%s: layer %d has no routed experts: tensor %s or a stacked form of it expected",
                    sl_ckpt_path(m->ckpt), layer, first);
 }
@@ -51,7 +44,7 @@ static sl_tensor row_range(const sl_tensor *t, int64_t row0, int64_t rows) {
 static bool expert_tensor(sl_model *m, const expert_naming *n, int proj, int32_t layer, int32_t expert, sl_tensor *out,
                           sl_error *err) {
     char name[NAME_MAX_BYTES];
-    expert_name(n, proj, layer, expert, name);
+    expert_name(&m->naming, n, proj, layer, expert, name);
     const sl_tensor *t = sl_ckpt_require(m->ckpt, name, err);
     if (!t)
         return false;

@@ -33,6 +33,16 @@ typedef enum sl_format_id {
     SL_MXFP4_SPLIT, /* MLX, Hugging Face: part 0 = nibbles, consecutive, low first; part 1 = one e8m0 byte per 32
                        columns. Where gate and up rows alternate, sl_matrix_every gives each of them */
     SL_FP8,         /* e4m3 (fn), one scale per block of 128 x 128 */
+    SL_NVFP4,       /* GGUF: 64 weights, one e4m3 scale for each 16 */
+    SL_IQ2_XXS,
+    SL_IQ2_XS,
+    SL_IQ2_S,
+    SL_IQ3_XXS,
+    SL_IQ3_S,
+    SL_IQ1_S,
+    SL_IQ1_M,
+    SL_TQ1_0,
+    SL_TQ2_0,
     SL_FORMAT_COUNT
 } sl_format_id;
 

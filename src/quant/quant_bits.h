@@ -81,6 +81,11 @@ static inline float quant_e4m3(uint8_t v) {
     return quant_float_of(sign | (a == 0x7f ? 0x7fc00000u : (a << 20) + (120u << 23)));
 }
 
+/* Half of a scale of GGUF's NVFP4 (for doubled codes): e4m3 without sign, 0x7f is zero. */
+static inline float quant_nvfp4_half(uint8_t v) {
+    return (v & 0x7f) == 0x7f ? (v == 0x7f ? 0 : 240) : quant_e4m3(v & 0x7f) * 0.5f;
+}
+
 /* Element `index` of a row of part 1 or 2, of type m->side. */
 static inline float quant_side_at(const sl_matrix *m, int part, int64_t part_row, int64_t index) {
     const uint8_t *p = m->part[part] + (uint64_t)part_row * m->row_bytes[part];

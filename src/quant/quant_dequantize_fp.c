@@ -36,3 +36,18 @@ void quant_dequantize_fp8(const sl_matrix *m, int64_t row, int64_t col0, int64_t
         out[i] = quant_e4m3(p[i]) * quant_fp8_scale(m, row, col0 + i);
     }
 }
+
+/* 4 scales e4m3 (their sign is not read, 0x7f is zero), 4 times 8 bytes: weights i and i + 8 of 16 are the low and high
+ * four bits of byte i. w = scale / 2 * (2 * value) */
+void quant_dequantize_nvfp4(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
+    const uint8_t *p = quant_block_at(m, row, col0);
+    for (int64_t b = 0; b < n / 64; b++, p += 36) {
+        for (int j = 0; j < 4; j++, out += 16) {
+            float half = quant_nvfp4_half(p[j]);
+            for (int i = 0; i < 8; i++) {
+                out[i] = half * (float)quant_e2m1_doubled[p[4 + 8 * j + i] & 15];
+                out[i + 8] = half * (float)quant_e2m1_doubled[p[4 + 8 * j + i] >> 4];
+            }
+        }
+    }
+}

@@ -100,3 +100,37 @@ void quant_dequantize_q6_k(const sl_matrix *m, int64_t row, int64_t col0, int64_
         }
     }
 }
+
+/* Five digits of base three in a byte: the first is the highest of q * 3 / 256. */
+static float digit(uint8_t packed, int k) {
+    static const uint8_t power[5] = {1, 3, 9, 27, 81};
+    return (float)(((uint8_t)(packed * power[k]) * 3 >> 8) - 1);
+}
+
+/* 48 bytes of five digits, 4 bytes of four, d f16. Digit k of bytes 0..31 is weights 32k.., of bytes 32..47 weights 160
+ * + 16k.., of the last four weights 240 + 4k... w = d * (digit - 1) */
+void quant_dequantize_tq1_0(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
+    const uint8_t *p = quant_block_at(m, row, col0);
+    for (int64_t b = 0; b < n / K; b++, p += 54, out += K) {
+        float d = sl_f16_to_f32(quant_u16(p + 52));
+        for (int i = 0; i < K; i++) {
+            int at = i < 160 ? i % 32 : i < 240 ? 32 + (i - 160) % 16 : 48 + (i - 240) % 4;
+            int k = i < 160 ? i / 32 : i < 240 ? (i - 160) / 16 : (i - 240) / 4;
+            out[i] = d * digit(p[at], k);
+        }
+    }
+}
+
+/* 64 bytes of two-bit codes in runs as in Q2_K, d f16. w = d * (q - 1) */
+void quant_dequantize_tq2_0(const sl_matrix *m, int64_t row, int64_t col0, int64_t n, float *out) {
+    const uint8_t *p = quant_block_at(m, row, col0);
+    for (int64_t b = 0; b < n / K; b++, p += 66) {
+        float d = sl_f16_to_f32(quant_u16(p + 64));
+        for (int run = 0; run < 8; run++, out += 32) {
+            const uint8_t *q = p + 32 * (run / 4);
+            for (int i = 0; i < 32; i++) {
+                out[i] = d * (float)((q[i] >> 2 * (run & 3) & 3) - 1);
+            }
+        }
+    }
+}

@@ -30,6 +30,16 @@ static const sl_format formats[SL_FORMAT_COUNT] = {
     [SL_MXFP4] = {"MXFP4", 32, 17, 39, NULL, quant_dequantize_mxfp4, NULL, 1, 0},
     [SL_MXFP4_SPLIT] = {"mxfp4_split", 32, 16, -1, NULL, quant_dequantize_mxfp4_split, NULL, 2, 0},
     [SL_FP8] = {"fp8", 1, 1, -1, NULL, quant_dequantize_fp8, NULL, 2, 0},
+    [SL_NVFP4] = {"NVFP4", 64, 36, 40, NULL, quant_dequantize_nvfp4, NULL, 1, 0},
+    [SL_IQ2_XXS] = {"IQ2_XXS", 256, 66, 16, NULL, quant_dequantize_iq2_xxs, NULL, 1, 0},
+    [SL_IQ2_XS] = {"IQ2_XS", 256, 74, 17, NULL, quant_dequantize_iq2_xs, NULL, 1, 0},
+    [SL_IQ2_S] = {"IQ2_S", 256, 82, 22, NULL, quant_dequantize_iq2_s, NULL, 1, 0},
+    [SL_IQ3_XXS] = {"IQ3_XXS", 256, 98, 18, NULL, quant_dequantize_iq3_xxs, NULL, 1, 0},
+    [SL_IQ3_S] = {"IQ3_S", 256, 110, 21, NULL, quant_dequantize_iq3_s, NULL, 1, 0},
+    [SL_IQ1_S] = {"IQ1_S", 256, 50, 19, NULL, quant_dequantize_iq1_s, NULL, 1, 0},
+    [SL_IQ1_M] = {"IQ1_M", 256, 56, 29, NULL, quant_dequantize_iq1_m, NULL, 1, 0},
+    [SL_TQ1_0] = {"TQ1_0", 256, 54, 34, NULL, quant_dequantize_tq1_0, NULL, 1, 0},
+    [SL_TQ2_0] = {"TQ2_0", 256, 66, 35, NULL, quant_dequantize_tq2_0, NULL, 1, 0},
 };
 
 /* GGUF's element types by number; gaps are numbers that were withdrawn. */

@@ -12,7 +12,8 @@
 
 #include <cmocka.h>
 
-#define GOLDEN SL_SOURCE_DIR "/tests/golden/quant"
+/* Where the vectors are; SL_QUANT_VECTORS names others (tests/e2e/test_formats_reference.py makes them). */
+static const char *golden = SL_SOURCE_DIR "/tests/golden/quant";
 
 /* One vector file, its parts at odd addresses so that alignment is never relied on. */
 typedef struct vector {
@@ -45,7 +46,7 @@ static uint32_t read_u32(FILE *f) {
 static vector vector_read(const char *file) {
     vector v = {0};
     char path[1024], magic[4], name[17] = "", side[17] = "";
-    snprintf(path, sizeof path, "%s/%s", GOLDEN, file);
+    snprintf(path, sizeof path, "%s/%s", golden, file);
     FILE *f = fopen(path, "rb");
     assert_non_null(f);
     read_exactly(f, magic, 4);
@@ -63,7 +64,7 @@ static vector vector_read(const char *file) {
     sl_error err;
     assert_true(sl_matrix_layout(&v.m, &err));
     for (int p = 0; p < 3; p++) {
-        assert_int_equal(v.part_bytes[p], v.m.row_bytes[p] * (uint64_t)v.m.rows);
+        assert_int_equal(v.part_bytes[p], sl_matrix_part_bytes(&v.m, p));
         v.storage[p] = malloc(v.part_bytes[p] + 1);
         read_exactly(f, v.storage[p] + 1, v.part_bytes[p]);
         v.m.part[p] = v.storage[p] + 1;
@@ -125,7 +126,7 @@ static void check_quantize(const char *file) {
 }
 
 static int each_vector(const char *prefix, void (*check)(const char *file)) {
-    DIR *dir = opendir(GOLDEN);
+    DIR *dir = opendir(golden);
     assert_non_null(dir);
     int n = 0;
     for (struct dirent *e; (e = readdir(dir));) {
@@ -139,8 +140,9 @@ static int each_vector(const char *prefix, void (*check)(const char *file)) {
 }
 
 static void dequantize_equals_python(void **state) {
-    /* eight block formats, three float formats, affine 2 widths x 3 groups x 3 side types */
-    assert_int_equal(each_vector("dequantize_", check_dequantize), 8 + 3 + 18);
+    /* 23 block formats of GGUF, three float formats, affine: 2 widths x 3 groups x 3 side types, 4 widths x 4;
+     * mxfp4_split; fp8 with scales of two types */
+    assert_int_equal(each_vector("dequantize_", check_dequantize), 23 + 3 + 18 + 16 + 1 + 2);
 }
 
 static void quantize_equals_python(void **state) {
@@ -197,6 +199,17 @@ static uint32_t next_random(uint32_t *s) {
     return *s = *s * 1664525u + 1013904223u;
 }
 
+static const int widths[] = {2, 3, 4, 5, 6, 8};
+
+/* What affine codes, scales and biases of one row stand for. */
+static void affine_read(int bits, int group, sl_format_id side, int64_t cols, const void *codes, const void *scales,
+                        const void *biases, float *out) {
+    sl_matrix m = {.group = group, .side = side, .rows = 1, .cols = cols, .part = {codes, scales, biases}};
+    assert_true(sl_affine_by_bits(bits, &m.format));
+    assert_true(sl_matrix_layout(&m, NULL));
+    sl_format_get(m.format)->dequantize(&m, 0, 0, cols, out);
+}
+
 /* Half a step is the rounding; stretching the scale to meet one end and zero costs up to half a step more at the other
  * end. */
 static void affine_quantize_round_trips(void **state) {
@@ -206,17 +219,10 @@ static void affine_quantize_round_trips(void **state) {
     for (int i = 0; i < 256; i++) {
         x[i] = ((float)(next_random(&seed) >> 8) * 0x1p-24f - 0.3f) * (i < 128 ? 4.0f : 0.01f);
     }
-    for (int bits = 4; bits <= 8; bits += 4) {
+    for (size_t w = 0; w < SL_COUNT(widths); w++) {
         for (int group = 32; group <= 128; group *= 2) {
-            sl_affine_quantize(x, 256, bits, group, SL_F32, codes, scales, biases);
-            sl_matrix m = {.format = bits == 4 ? SL_AFFINE4 : SL_AFFINE8,
-                           .group = group,
-                           .side = SL_F32,
-                           .rows = 1,
-                           .cols = 256,
-                           .part = {codes, scales, biases}};
-            assert_true(sl_matrix_layout(&m, NULL));
-            sl_format_get(m.format)->dequantize(&m, 0, 0, 256, back);
+            sl_affine_quantize(x, 256, widths[w], group, SL_F32, codes, scales, biases);
+            affine_read(widths[w], group, SL_F32, 256, codes, scales, biases, back);
             for (int i = 0; i < 256; i++) {
                 float step;
                 memcpy(&step, scales + 4 * (i / group), 4);
@@ -232,20 +238,26 @@ static void quantize_survives_extremes(void **state) {
     uint32_t seed = 11;
     for (int round = 0; round < 200; round++) {
         float x[128];
-        uint8_t out[128 * 4 + 4], scales[16], biases[16];
+        uint8_t out[256 * 4 + 4], scales[16], biases[16];
         for (int i = 0; i < 128; i++) {
             x[i] = extremes[(next_random(&seed) >> 16) % (round % 10 + 2)];
         }
         for (int id = 0; id < SL_FORMAT_COUNT; id++) {
             const sl_format *f = sl_format_get((sl_format_id)id);
-            if (f->quantize) {
+            if (f->quantize && f->block_weights <= 128) {
                 size_t size = 128 / f->block_weights * f->block_bytes;
                 memset(out, 0x5a, sizeof out);
                 f->quantize(x, 128, out);
                 assert_int_equal(out[size], 0x5a);
             }
         }
-        sl_affine_quantize(x, 128, 4, 32, SL_F16, out, scales, biases);
+        for (size_t w = 0; w < SL_COUNT(widths); w++) {
+            memset(out, 0x5a, sizeof out);
+            sl_affine_quantize(x, 128, widths[w], 32, SL_F16, out, scales, biases);
+            assert_int_equal(out[16 * widths[w]], 0x5a);
+            sl_requantize(widths[w], 32, SL_F16, 1, 128, x, NULL, out, scales, biases);
+            assert_int_equal(out[16 * widths[w]], 0x5a);
+        }
     }
 }
 
@@ -294,6 +306,108 @@ static void table_finds_ggml_types(void **state) {
     assert_null(sl_ggml_type_name(99999));
 }
 
+static void table_finds_names(void **state) {
+    sl_format_id id;
+    for (int i = 0; i < SL_FORMAT_COUNT; i++) {
+        const sl_format *f = sl_format_get((sl_format_id)i);
+        assert_ptr_equal(sl_format_by_name(f->name, &id), f); /* so that no two have the same name */
+        assert_int_equal(id, i);
+        assert_true(f->parts >= 1 && f->parts <= 3);
+        assert_int_equal(f->parts == 3, sl_format_is_affine((sl_format_id)i));
+        if (f->bits) {
+            assert_true(sl_affine_by_bits(f->bits, &id));
+            assert_int_equal(id, i);
+            assert_int_equal(f->block_bytes, f->block_weights * (uint32_t)f->bits / 8);
+        }
+    }
+    assert_non_null(sl_format_by_name("q2_k", &id));
+    assert_int_equal(id, SL_Q2_K);
+    assert_null(sl_format_by_name("Q2", &id));
+    assert_null(sl_format_by_name("", &id));
+    assert_false(sl_affine_by_bits(0, &id));
+    assert_false(sl_affine_by_bits(1, &id));
+    assert_false(sl_affine_by_bits(7, &id));
+}
+
+static void layout_of_separate_scales(void **state) {
+    sl_error err;
+    sl_matrix m = {.format = SL_MXFP4_SPLIT, .rows = 3, .cols = 96};
+    assert_true(sl_matrix_layout(&m, &err));
+    assert_int_equal(m.group, 32);
+    assert_int_equal(m.row_bytes[0], 48);
+    assert_int_equal(m.row_bytes[1], 3);
+    assert_int_equal(m.row_bytes[2], 0);
+    m.cols = 48;
+    assert_false(sl_matrix_layout(&m, &err));
+    assert_string_equal(err.message, "mxfp4_split with 48 columns, expected a multiple of 32");
+    m = (sl_matrix){.format = SL_FP8, .group = 128, .side = SL_F32, .rows = 257, .cols = 129};
+    assert_true(sl_matrix_layout(&m, &err));
+    assert_int_equal(m.row_bytes[0], 129);
+    assert_int_equal(m.row_bytes[1], 8);
+    assert_int_equal(sl_matrix_part_bytes(&m, 0), 257 * 129);
+    assert_int_equal(sl_matrix_part_bytes(&m, 1), 3 * 8);
+    assert_int_equal(sl_matrix_part_bytes(&m, 2), 0);
+    m.group = 64;
+    assert_false(sl_matrix_layout(&m, &err));
+    assert_string_equal(err.message, "fp8 block of 64 rows and columns, expected 128");
+    m.group = 128;
+    m.side = SL_FP8;
+    assert_false(sl_matrix_layout(&m, &err));
+}
+
+/* Any two of an FP8 matrix's views of rows agree with the whole, wherever its blocks begin. */
+static void views_of_fp8_keep_their_scales(void **state) {
+    enum { ROWS = 300, COLS = 130 };
+    uint32_t seed = 3;
+    uint8_t *codes = malloc(ROWS * COLS);
+    float scales[3 * 2], whole[COLS], part[COLS];
+    for (int i = 0; i < ROWS * COLS; i++) {
+        codes[i] = (uint8_t)(next_random(&seed) >> 24) & 0x77;
+    }
+    for (int i = 0; i < 6; i++) {
+        scales[i] = (float)(i + 1);
+    }
+    sl_matrix m = {.format = SL_FP8, .group = 128, .side = SL_F32, .rows = ROWS, .cols = COLS};
+    m.part[0] = codes;
+    m.part[1] = (const uint8_t *)scales;
+    assert_true(sl_matrix_layout(&m, NULL));
+    static const int64_t begins[] = {0, 1, 127, 128, 129, 200, 256};
+    for (size_t a = 0; a < SL_COUNT(begins); a++) {
+        for (int64_t second = 0; second < 40; second += 13) {
+            sl_matrix v = sl_matrix_rows(&m, begins[a], ROWS - begins[a]);
+            v = sl_matrix_rows(&v, second, v.rows - second);
+            assert_int_equal(sl_matrix_part_bytes(&v, 1), (3 - (begins[a] + second) / 128) * 8);
+            for (int64_t r = 0; r < v.rows; r += 7) {
+                sl_format_get(SL_FP8)->dequantize(&m, begins[a] + second + r, 0, COLS, whole);
+                sl_format_get(SL_FP8)->dequantize(&v, r, 0, COLS, part);
+                assert_memory_equal(whole, part, sizeof whole);
+            }
+        }
+    }
+    free(codes);
+}
+
+static void alternating_rows(void **state) {
+    uint8_t codes[5 * 32], scales[5 * 2];
+    for (int i = 0; i < 160; i++) {
+        codes[i] = (uint8_t)(i * 37);
+    }
+    for (int i = 0; i < 10; i++) {
+        scales[i] = (uint8_t)(120 + i);
+    }
+    sl_matrix m = {.format = SL_MXFP4_SPLIT, .rows = 5, .cols = 64, .part = {codes, scales}};
+    assert_true(sl_matrix_layout(&m, NULL));
+    sl_matrix even = sl_matrix_every(&m, 0, 2), odd = sl_matrix_every(&m, 1, 2);
+    assert_int_equal(even.rows, 3);
+    assert_int_equal(odd.rows, 2);
+    float whole[64], part[64];
+    for (int r = 0; r < 5; r++) {
+        sl_format_get(m.format)->dequantize(&m, r, 0, 64, whole);
+        sl_format_get(m.format)->dequantize(r % 2 ? &odd : &even, r / 2, 0, 64, part);
+        assert_memory_equal(whole, part, sizeof whole);
+    }
+}
+
 static void rows_view_moves_every_part(void **state) {
     uint8_t codes[256], scales[32], biases[32];
     sl_matrix m = {
@@ -307,12 +421,15 @@ static void rows_view_moves_every_part(void **state) {
 }
 
 int main(void) {
+    golden = getenv("SL_QUANT_VECTORS") ? getenv("SL_QUANT_VECTORS") : golden;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(dequantize_equals_python),   cmocka_unit_test(quantize_equals_python),
         cmocka_unit_test(f16_to_f32_is_exact),        cmocka_unit_test(f32_to_f16_rounds_to_even),
         cmocka_unit_test(bf16_rounds_to_even),        cmocka_unit_test(affine_quantize_round_trips),
         cmocka_unit_test(quantize_survives_extremes), cmocka_unit_test(layout_checks_shapes),
-        cmocka_unit_test(table_finds_ggml_types),     cmocka_unit_test(rows_view_moves_every_part),
+        cmocka_unit_test(table_finds_ggml_types),     cmocka_unit_test(table_finds_names),
+        cmocka_unit_test(layout_of_separate_scales),  cmocka_unit_test(views_of_fp8_keep_their_scales),
+        cmocka_unit_test(alternating_rows),           cmocka_unit_test(rows_view_moves_every_part),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -69,7 +69,7 @@ void sl_pack_writer_close(sl_pack_writer *w);
 
 /* Reads a pack's every byte and compares it with its checksum. The error names layer and expert, tensor or file of the
  * first that differs; *damaged counts all. progress: as above. */
-bool sl_pack_verify(const char *path, bool (*progress)(void *user, uint64_t done, uint64_t total), void *user,
-                    uint64_t *damaged, sl_error *err);
+bool sl_ckpt_verify_pack(const char *path, bool (*progress)(void *user, uint64_t done, uint64_t total), void *user,
+                         uint64_t *damaged, sl_error *err);
 
 #endif

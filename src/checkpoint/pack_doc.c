@@ -250,15 +250,9 @@ static bool get_array(const reader *r, const json_t *object, const char *field, 
 
 static bool get_format(const reader *r, const json_t *object, const char *field, sl_format_id *out) {
     const char *s = json_string_value(json_object_get(object, field));
-    for (int i = 0; s && i < SL_FORMAT_COUNT; i++) {
-        if (strcmp(sl_format_get((sl_format_id)i)->name, s) == 0) {
-            *out = (sl_format_id)i;
-            return true;
-        }
-    }
     char what[80];
     snprintf(what, sizeof what, "\"%.40s\" is no format that is built in", s ? s : "");
-    return bad(r, field, s ? what : "missing");
+    return (s && sl_format_by_name(s, out)) || bad(r, field, s ? what : "missing");
 }
 
 /* Rows and columns together stay below 2^48 weights, so that no product of them overflows. */
@@ -320,6 +314,9 @@ static bool get_layout(const reader *r, const json_t *object, uint64_t begin, sl
     if (json_object_get(object, "group") &&
         (!get_i32(r, object, "group", 1, 1 << 20, &t->group) || !get_format(r, object, "side", &t->side))) {
         return false;
+    }
+    if (t->parts != sl_format_get(t->format)->parts) {
+        return bad(r, "parts", "not as many as the format has");
     }
     t->name = t->name ? t->name : "";
     return pack_tensor_matrix(t, &m, &why) || bad(r, "", why.message);

@@ -71,51 +71,88 @@ void sl_affine_quantize(const float *x, int64_t n, int bits, int group, sl_forma
 
 /* ---- by search --------------------------------------------------------------------------------------------------- */
 
+/* What one pass over the group gives for a scale and bias: the error, and the sums that a fit for these codes needs. */
+typedef struct trial {
+    float error, q, qq, qx;
+} trial;
+
+typedef struct search search;
+typedef trial try_fn(const search *s, float scale, float bias);
+
 /* One group on its way to a scale and bias; all values that are tried are as stored. */
-typedef struct search {
+struct search {
+    try_fn *try_codes;
     const float *x, *weight;
     int group, top;
     sl_format_id side;
     double sum_w, sum_wx; /* of weight, of weight * x */
     float scale, bias;    /* the best so far */
     float error;
-} search;
+};
 
-/* What one pass over the group gives for a scale and bias: the error, and the sums that a fit for these codes needs. */
-typedef struct trial {
-    float error, q, qq, qx;
-} trial;
+/* Vectors of the compiler's own: on loops over arrays of sums it spills, and takes up to three times as long. The lanes
+ * and their order are the same on every machine, so the bits are. */
+typedef float lanes __attribute__((vector_size(32)));
+typedef int32_t mask __attribute__((vector_size(32)));
 
-static float add_lanes(const float v[8]) {
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE lanes load(const float *p) {
+    lanes v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE lanes choose(mask m, lanes a, lanes b) {
+    return (lanes)((m & (mask)a) | (~m & (mask)b));
+}
+
+INLINE float add_lanes(lanes v) {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
 
-/* Eight sums side by side, so that compilers make vectors of them; x is read, and q held, as floats. */
-static trial try_codes(const search *s, float scale, float bias) {
+INLINE trial try_with_lanes(const search *s, float scale, float bias) {
     const float round = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer, ties to even */
-    float error[8] = {0}, q1[8] = {0}, q2[8] = {0}, qx[8] = {0};
-    float inverse = 1.0f / scale, top = (float)s->top;
+    lanes error = {0}, sum_q = {0}, sum_qq = {0}, sum_qx = {0}, zero = {0};
+    lanes top = zero + (float)s->top;
+    float inverse = 1.0f / scale;
     for (int i = 0; i < s->group; i += 8) {
-        const float *x = s->x + i, *w = s->weight + i;
-        for (int k = 0; k < 8; k++) {
-            float v = (x[k] - bias) * inverse;
-            v = v < top ? v : top;
-            v = v > 0 ? v : 0;
-            float q = (v + round) - round;
-            float miss = x[k] - (q * scale + bias);
-            float wq = w[k] * q;
-            error[k] += w[k] * (miss * miss);
-            q1[k] += wq;
-            q2[k] += wq * q;
-            qx[k] += wq * x[k];
-        }
+        lanes x = load(s->x + i), w = load(s->weight + i);
+        lanes v = (x - bias) * inverse;
+        v = choose(v < top, v, top);
+        v = choose(v > zero, v, zero);
+        lanes q = (v + round) - round;
+        lanes miss = x - (q * scale + bias);
+        lanes wq = w * q;
+        error += w * (miss * miss);
+        sum_q += wq;
+        sum_qq += wq * q;
+        sum_qx += wq * x;
     }
-    return (trial){add_lanes(error), add_lanes(q1), add_lanes(q2), add_lanes(qx)};
+    return (trial){add_lanes(error), add_lanes(sum_q), add_lanes(sum_qq), add_lanes(sum_qx)};
 }
+
+static trial try_plain(const search *s, float scale, float bias) {
+    return try_with_lanes(s, scale, bias);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static trial try_avx2(const search *s, float scale, float bias) {
+    return try_with_lanes(s, scale, bias);
+}
+
+static try_fn *best_try(void) {
+    return __builtin_cpu_supports("avx2") ? try_avx2 : try_plain;
+}
+#else
+static try_fn *best_try(void) {
+    return try_plain;
+}
+#endif
 
 /* Tries a pair; keeps it if it is better by more than sums in float can be wrong. */
 static bool keep(search *s, float scale, float bias, trial *t) {
-    *t = try_codes(s, scale, bias);
+    *t = s->try_codes(s, scale, bias);
     bool better = t->error < s->error * (1 - 1e-5f);
     if (better) {
         s->scale = scale;
@@ -165,7 +202,7 @@ static float next_stored(float v, sl_format_id side, int steps) {
 static void polish(search *s) {
     for (int step = -1; step <= 1; step += 2) {
         float scale = next_stored(s->scale, s->side, step);
-        trial t = try_codes(s, scale, s->bias);
+        trial t = s->try_codes(s, scale, s->bias);
         keep(s, scale, as_stored((float)((s->sum_wx - (double)scale * (double)t.q) / s->sum_w), s->side), &t);
         keep(s, s->scale, next_stored(s->bias, s->side, step), &t);
     }
@@ -174,7 +211,7 @@ static void polish(search *s) {
 static void search_group(search *s) {
     float min, max;
     quant_range_of(s->x, s->group, &min, &max);
-    s->error = try_codes(s, s->scale, s->bias).error;
+    s->error = s->try_codes(s, s->scale, s->bias).error;
     int n = s->top >= 255 ? 2 : s->top >= 31 ? 4 : (int)SL_COUNT(cuts);
     for (int i = 0; i < n; i++) {
         float low = min + cuts[i].low * (max - min), high = max - cuts[i].high * (max - min);
@@ -216,8 +253,9 @@ double sl_requantize(int bits, int group, sl_format_id side, int64_t rows, int64
         ones[i] = 1;
     }
     double error = 0;
+    try_fn *try = best_try();
     for (int64_t g = 0; g < rows * (cols / group); g++, w += group) {
-        search s = {.x = w, .group = group, .top = (1 << bits) - 1, .side = side};
+        search s = {.try_codes = try, .x = w, .group = group, .top = (1 << bits) - 1, .side = side};
         range_scale_bias(w, group, s.top, side, &s.scale, &s.bias);
         weigh(&s, importance ? importance + g % (cols / group) * group : NULL, ones);
         search_group(&s);

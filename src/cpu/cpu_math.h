@@ -50,4 +50,16 @@ V_INLINE void v16_clamped_swiglu(float *h, const float *gate, const float *up, i
     }
 }
 
+/* x[i] *= sigmoid(gate[i]) */
+V_INLINE void v16_sigmoid_mul(float *x, const float *gate, int64_t n) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        v16_store(x + i, v16_load(x + i) * v16_sigmoid(v16_load(gate + i)));
+    }
+    if (i < n) {
+        v16 part = v16_load_part(x + i, (int)(n - i)) * v16_sigmoid(v16_load_part(gate + i, (int)(n - i)));
+        memcpy(x + i, &part, (size_t)(n - i) * sizeof *x);
+    }
+}
+
 #endif

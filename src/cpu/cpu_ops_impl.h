@@ -7,6 +7,7 @@
  *
  * A NaN or an infinity in the input comes out as NaN, never as a plausible number: comparisons are written so that they
  * let it through. */
+#include "cpu/cpu_math.h"
 #include "cpu/cpu_ops.h"
 #include "cpu/cpu_vec.h"
 
@@ -164,9 +165,10 @@ static float dot(const float *a, const float *b, int32_t n) {
     return v16_sum(acc);
 }
 
-/* s[i][t] = scale * dot(q[i], k[t]) for Q queries whose rows of q are dim apart: four keys at once share the loads of q
- * and the sum over lanes, two queries share those of k. */
-V_INLINE void scores_of(int Q, float *s, const float *q, const float *k, int32_t tokens, int32_t dim, float scale) {
+/* s[i][t] = scale * dot(q[i], k[t]) for Q queries whose rows of q are q_head apart: four keys at once share the loads
+ * of q and the sum over lanes, two queries share those of k. */
+V_INLINE void scores_of(int Q, float *s, const float *q, int64_t q_head, const float *k, int32_t tokens, int32_t dim,
+                        float scale) {
     int32_t t = 0;
     for (; t + 4 <= tokens && dim % 16 == 0; t += 4) {
         const float *row = k + (int64_t)t * dim;
@@ -177,7 +179,7 @@ V_INLINE void scores_of(int Q, float *s, const float *q, const float *k, int32_t
                 v16 key = v16_load(row + (int64_t)u * dim + i);
 #pragma GCC unroll 2
                 for (int c = 0; c < Q; c++)
-                    sum[c][u] = sum[c][u] + v16_load(q + (int64_t)c * dim + i) * key;
+                    sum[c][u] = sum[c][u] + v16_load(q + c * q_head + i) * key;
             }
 #pragma GCC unroll 2
         for (int c = 0; c < Q; c++) {
@@ -187,7 +189,7 @@ V_INLINE void scores_of(int Q, float *s, const float *q, const float *k, int32_t
     }
     for (; t < tokens; t++)
         for (int c = 0; c < Q; c++)
-            s[c * CPU_KV_PAGE + t] = dot(q + (int64_t)c * dim, k + (int64_t)t * dim, dim) * scale;
+            s[c * CPU_KV_PAGE + t] = dot(q + c * q_head, k + (int64_t)t * dim, dim) * scale;
 }
 
 /* acc[i] = acc[i] * keep[i] + sum over tokens of p[i][t] * v[t] for Q queries, tokens ascending. Blocks of 64
@@ -324,15 +326,20 @@ static void prefetch_part(const cpu_attention *a, const uint8_t *const plane[2],
             __builtin_prefetch(plane[p] + at, 0, 2);
 }
 
+static int64_t head_step(const cpu_attention *a) {
+    return a->q_head ? a->q_head : a->head_dim;
+}
+
 /* One row's queries over a page: all scores while the keys are in the nearest cache, then all values. */
 static void attend_row(const cpu_attention *a, const scratch_map *m, int32_t r, const float *k, const float *v,
                        int32_t tokens) {
     const float *q = a->q + r * a->q_stride;
+    int64_t q_head = head_step(a);
     int32_t g = 0;
     for (; g + 2 <= a->group; g += 2)
-        scores_of(2, m->s + g * CPU_KV_PAGE, q + (int64_t)g * a->head_dim, k, tokens, a->head_dim, a->scale);
+        scores_of(2, m->s + g * CPU_KV_PAGE, q + g * q_head, q_head, k, tokens, a->head_dim, a->scale);
     if (g < a->group)
-        scores_of(1, m->s + g * CPU_KV_PAGE, q + (int64_t)g * a->head_dim, k, tokens, a->head_dim, a->scale);
+        scores_of(1, m->s + g * CPU_KV_PAGE, q + g * q_head, q_head, k, tokens, a->head_dim, a->scale);
     for (g = 0; g < a->group; g += 2) {
         float *acc[2], keep[2];
         int n = g + 2 <= a->group ? 2 : 1;
@@ -407,6 +414,8 @@ static void attention(const cpu_attention *a) {
             float *dst = a->dst + r * a->dst_stride + (int64_t)g * a->head_dim;
             for (int32_t i = 0; i < a->head_dim; i++)
                 dst[i] = total.acc[i] * inv;
+            if (a->gate)
+                v16_sigmoid_mul(dst, a->gate + r * a->gate_stride + g * head_step(a), a->head_dim);
         }
 }
 
@@ -430,5 +439,16 @@ static bool all_finite(const float *x, int64_t n) {
     return true;
 }
 
-const cpu_ops CPU_OPS_TABLE = {CPU_OPS_NAME, rms_norm,           rope,      add, axpy, kv_store,
-                               attention,    softmax_numerators, all_finite};
+#include "cpu/cpu_delta_impl.h"
+
+const cpu_ops CPU_OPS_TABLE = {.name = CPU_OPS_NAME,
+                               .rms_norm = rms_norm,
+                               .rope = rope,
+                               .add = add,
+                               .axpy = axpy,
+                               .kv_store = kv_store,
+                               .attention = attention,
+                               .conv = conv,
+                               .delta = delta,
+                               .softmax_numerators = softmax_numerators,
+                               .all_finite = all_finite};

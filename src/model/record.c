@@ -75,6 +75,10 @@ uint64_t sl_model_scratch_bytes(const sl_model *m, const sl_ops *ops, int32_t ma
     for (int32_t l = c->layers - 1; l >= 0; l--)
         if (m->layers[l].moe)
             moe = block_moe_op(m, l);
+    sl_delta delta = {0};
+    for (int32_t l = 0; l < c->layers; l++)
+        if (m->layers[l].mixer == &block_delta)
+            delta = block_delta_op(m, l);
     return a.whole.bytes + sl_ops_scratch_bytes(ops, max_rows, c->hidden, a.whole.widest, c->moe_layers ? &moe : NULL,
-                                                c->heads, c->head_dim);
+                                                c->heads, c->head_dim, c->delta_layers ? &delta : NULL);
 }

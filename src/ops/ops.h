@@ -307,9 +307,9 @@ void sl_ops_unwrap(sl_ops *ops, sl_buffer b);
 /* Scratch for views of a program, from the budget. */
 sl_buffer sl_ops_scratch(sl_ops *ops, uint64_t bytes, sl_error *err);
 /* Bytes of scratch the implementation itself takes for a program over max_rows rows (activations in int8, moe,
- * attention). */
+ * attention, delta); moe, delta NULL: the program has none. */
 uint64_t sl_ops_scratch_bytes(const sl_ops *ops, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
-                              int32_t heads, int32_t head_dim);
+                              int32_t heads, int32_t head_dim, const sl_delta *delta);
 void sl_ops_set_experts(sl_ops *ops, const sl_expert_source *source);
 /* KV slabs in order of block numbers; grows as the engine takes slabs. */
 void sl_ops_set_kv(sl_ops *ops, const sl_kv_layout *layout);

@@ -119,7 +119,8 @@ static bool run_op(cpu_run *r, const op *o) {
         cpu_run_attention(r, o);
         return true;
     case OP_DELTA:
-        return false; /* refused by cpu_prepare */
+        cpu_run_delta(r, o);
+        return true;
     case OP_MOE:
         return cpu_run_moe(r, o);
     case OP_GATHER_OUTS:
@@ -180,30 +181,15 @@ static bool cpu_run_program(sl_ops *ops, sl_program *p, sl_step *step, sl_error 
 /* ---- the table ----------------------------------------------------------------------------------------------------
  */
 
-static bool refuse_unknown(const sl_program *p, sl_error *err) {
-    for (size_t i = 0; i < p->count; i++) {
-        const sl_attention *a = &p->list[i].u.attention.a;
-        if (p->list[i].kind == OP_DELTA)
-            return sl_fail(err, SL_ERR_UNSUPPORTED, "delta layer %d: not on this implementation",
-                           p->list[i].u.delta.d.layer);
-        if (p->list[i].kind == OP_ATTENTION && (a->gate.buffer || a->head_stride))
-            return sl_fail(err, SL_ERR_UNSUPPORTED,
-                           "attention layer %d: gate or head stride: not on this implementation", a->layer);
-    }
-    return true;
-}
-
 static bool cpu_prepare(sl_ops *ops, sl_program *p, sl_error *err) {
     sl_ops_cpu *o = (sl_ops_cpu *)ops;
-    if (!refuse_unknown(p, err))
-        return false;
     return ops_check_program(&o->known, p, err) && cpu_scratch_fit(o, p, err);
 }
 static void cpu_discard(sl_ops *ops, sl_program *p) {}
 
 static uint64_t cpu_scratch_bytes_for(const sl_ops *ops, int32_t max_rows, int32_t hidden, int32_t widest,
-                                      const sl_moe *moe, int32_t heads, int32_t head_dim) {
-    return cpu_scratch_need((const sl_ops_cpu *)ops, max_rows, hidden, widest, moe, heads, head_dim);
+                                      const sl_moe *moe, int32_t heads, int32_t head_dim, const sl_delta *delta) {
+    return cpu_scratch_need((const sl_ops_cpu *)ops, max_rows, hidden, widest, moe, heads, head_dim, delta);
 }
 
 static void cpu_times(const sl_ops *ops, sl_ops_times *out) {

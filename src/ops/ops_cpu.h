@@ -23,6 +23,7 @@ typedef struct scratch_extent {
     int64_t shared; /* columns of the shared expert's output */
     int64_t rope_dims;
     int64_t attention_floats; /* per thread */
+    int64_t delta_floats;     /* per thread */
 } scratch_extent;
 
 /* Scratch of the implementation, one span. */
@@ -46,8 +47,8 @@ typedef struct cpu_scratch {
     float *shared_out;  /* [rows][hidden] */
     float *shared_gate; /* [rows] */
     float *cos_sin;     /* [rows][dims] */
-    int32_t *blocks;    /* [rows + 1] attention's blocks of rows */
-    uint8_t *thread;    /* per thread: products and attention */
+    int32_t *blocks;    /* [rows + 1] attention's blocks of rows, delta's sequences */
+    uint8_t *thread;    /* per thread: products, attention, delta */
     uint64_t thread_bytes;
 } cpu_scratch;
 
@@ -87,13 +88,18 @@ static inline int32_t view_count(const sl_step *s, const sl_view *v) {
     return v->rows == SL_ROWS_OUT ? s->outs : s->rows;
 }
 
+/* An optional vector of floats; NULL: absent. */
+static inline const float *vector_of(const sl_ops_cpu *o, const sl_weight *w) {
+    return has_weight(w) ? (const float *)(const void *)ops_at(o, w->buffer, w->offset[0]) : NULL;
+}
+
 /* The weight with pointers. */
 sl_matrix ops_matrix(const sl_ops_cpu *o, const sl_weight *w);
 
 /* ops_cpu_scratch.c */
 bool cpu_scratch_fit(sl_ops_cpu *o, const sl_program *p, sl_error *err);
 uint64_t cpu_scratch_need(const sl_ops_cpu *o, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
-                          int32_t heads, int32_t head_dim);
+                          int32_t heads, int32_t head_dim, const sl_delta *delta);
 void *cpu_thread_scratch(const sl_ops_cpu *o, int worker);
 
 /* ops_cpu_linear.c: products, several matrices over one source cut into equal pieces for the pool. */
@@ -115,6 +121,9 @@ void cpu_run_logits(cpu_run *r, const op *o);
 
 /* ops_cpu_attention.c */
 void cpu_run_attention(cpu_run *r, const op *o);
+
+/* ops_cpu_delta.c */
+void cpu_run_delta(cpu_run *r, const op *o);
 
 /* ops_cpu_moe.c, ops_cpu_route.c */
 /* Gate and up are not the fused product silu(gate) * up. */

@@ -12,7 +12,9 @@ typedef struct attention_job {
     cpu_run *r;
     const sl_attention *a;
     float *q, *k, *v, *dst;
-    int64_t q_stride, k_stride, v_stride, dst_stride;
+    const float *gate; /* NULL: none */
+    int64_t q_stride, k_stride, v_stride, dst_stride, gate_stride;
+    int64_t q_head; /* from one head of q to the next */
     const float *q_norm, *k_norm;
     const float *sinks; /* [heads]; NULL: none */
     int32_t *block_row; /* first row of each block; blocks + 1 entries */
@@ -45,9 +47,10 @@ static uint8_t *kv_at(const sl_ops_cpu *o, const sl_step_seq *s, int32_t layer, 
            (uint64_t)head * SL_KV_PAGE_TOKENS * o->known.kv.head_bytes;
 }
 
-static void prepare_heads(const attention_job *j, float *x, int32_t heads, const float *norm, const float *cos_sin) {
+static void prepare_heads(const attention_job *j, float *x, int32_t heads, int64_t step, const float *norm,
+                          const float *cos_sin) {
     const sl_attention *a = j->a;
-    for (int32_t h = 0; h < heads; h++, x += a->head_dim) {
+    for (int32_t h = 0; h < heads; h++, x += step) {
         if (norm)
             j->r->o->ops->rms_norm(x, x, norm, a->head_dim, a->norm_eps);
         if (a->rope.dims)
@@ -79,8 +82,8 @@ static void prepare_rows(void *ctx, int64_t begin, int64_t end, int worker) {
     const attention_job *j = ctx;
     for (int64_t row = begin; row < end; row++) {
         const float *cos_sin = j->r->o->scratch.cos_sin + row * j->a->rope.dims;
-        prepare_heads(j, j->q + row * j->q_stride, j->a->heads, j->q_norm, cos_sin);
-        prepare_heads(j, j->k + row * j->k_stride, j->a->kv_heads, j->k_norm, cos_sin);
+        prepare_heads(j, j->q + row * j->q_stride, j->a->heads, j->q_head, j->q_norm, cos_sin);
+        prepare_heads(j, j->k + row * j->k_stride, j->a->kv_heads, j->a->head_dim, j->k_norm, cos_sin);
         store_row(j, row);
     }
 }
@@ -108,10 +111,13 @@ static void attend_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
         int32_t block = j->blocks - 1 - (int32_t)(item / a->kv_heads), head = (int32_t)(item % a->kv_heads);
         int32_t row = j->block_row[block];
         page_source pages = {j->r->o, &s->seqs[s->seq[row]], a->layer, head};
-        int64_t column = (int64_t)head * group * a->head_dim;
-        cpu_attention c = {.q = j->q + row * j->q_stride + column,
-                           .dst = j->dst + row * j->dst_stride + column,
+        int64_t first_head = (int64_t)head * group;
+        cpu_attention c = {.q = j->q + row * j->q_stride + first_head * j->q_head,
+                           .dst = j->dst + row * j->dst_stride + first_head * a->head_dim,
                            .q_stride = j->q_stride,
+                           .q_head = j->q_head,
+                           .gate = j->gate ? j->gate + row * j->gate_stride + first_head * j->q_head : NULL,
+                           .gate_stride = j->gate_stride,
                            .dst_stride = j->dst_stride,
                            .rows = j->block_row[block + 1] - row,
                            .group = group,
@@ -141,10 +147,6 @@ static int32_t cut_blocks(const sl_step *s, int32_t *first) {
     return n;
 }
 
-static const float *vector_of(const sl_ops_cpu *o, const sl_weight *w) {
-    return has_weight(w) ? (const float *)(const void *)ops_at(o, w->buffer, w->offset[0]) : NULL;
-}
-
 void cpu_run_attention(cpu_run *r, const op *o) {
     const sl_attention *a = &o->u.attention.a;
     attention_job j = {.r = r,
@@ -157,6 +159,9 @@ void cpu_run_attention(cpu_run *r, const op *o) {
                        .k_stride = o->u.attention.k.stride,
                        .v_stride = o->u.attention.v.stride,
                        .dst_stride = o->dst.stride,
+                       .gate = a->gate.buffer ? view_rows(r->o, &a->gate) : NULL,
+                       .gate_stride = a->gate.stride,
+                       .q_head = a->head_stride ? a->head_stride : a->head_dim,
                        .q_norm = vector_of(r->o, &a->q_norm),
                        .k_norm = vector_of(r->o, &a->k_norm),
                        .sinks = vector_of(r->o, &a->sinks),

@@ -76,6 +76,10 @@ static void measure_attention(scratch_extent *e, int32_t heads, int32_t kv_heads
     widen(&e->rope_dims, head_dim);
 }
 
+static void measure_delta(scratch_extent *e, const sl_delta *d) {
+    widen(&e->delta_floats, (int64_t)cpu_delta_scratch(d->key_dim, d->value_dim));
+}
+
 static void measure_linear(scratch_extent *e, const op *o) {
     int64_t added = 0;
     for (int i = 0; i < o->u.linear.n; i++)
@@ -94,6 +98,8 @@ static void measure_op(const sl_ops_cpu *o, scratch_extent *e, int64_t rows, con
         measure_moe(o, e, rows, x->dst.cols, &x->u.moe);
     else if (x->kind == OP_ATTENTION)
         measure_attention(e, a->heads, a->kv_heads, a->head_dim);
+    else if (x->kind == OP_DELTA)
+        measure_delta(e, &x->u.delta.d);
 }
 
 /* Programs that were fitted before stay runnable: the extents only grow. */
@@ -121,11 +127,13 @@ bool cpu_scratch_fit(sl_ops_cpu *o, const sl_program *p, sl_error *err) {
 
 /* Before anything is recorded the number of KV heads is not known here: one is the worst case. */
 uint64_t cpu_scratch_need(const sl_ops_cpu *o, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
-                          int32_t heads, int32_t head_dim) {
+                          int32_t heads, int32_t head_dim, const sl_delta *delta) {
     scratch_extent e = {.rows = max_rows, .sum = hidden, .widest = widest};
     measure_attention(&e, heads, 1, head_dim);
     if (moe)
         measure_moe(o, &e, max_rows, hidden, moe);
+    if (delta)
+        measure_delta(&e, delta);
     cpu_scratch s = {0};
     return sl_round_up(lay_out(o, &e, NULL, &s), 4096);
 }

@@ -373,8 +373,8 @@ sl_buffer sl_ops_scratch(sl_ops *o, uint64_t bytes, sl_error *err) {
 }
 
 uint64_t sl_ops_scratch_bytes(const sl_ops *o, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
-                              int32_t heads, int32_t head_dim) {
-    return o->table->scratch_bytes(o, max_rows, hidden, widest, moe, heads, head_dim);
+                              int32_t heads, int32_t head_dim, const sl_delta *delta) {
+    return o->table->scratch_bytes(o, max_rows, hidden, widest, moe, heads, head_dim, delta);
 }
 
 void sl_ops_set_experts(sl_ops *o, const sl_expert_source *source) {

@@ -79,7 +79,7 @@ typedef struct sl_ops_table {
     void (*unwrap)(sl_ops *ops, sl_buffer b);
     sl_buffer (*scratch)(sl_ops *ops, uint64_t bytes, sl_error *err);
     uint64_t (*scratch_bytes)(const sl_ops *ops, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
-                              int32_t heads, int32_t head_dim);
+                              int32_t heads, int32_t head_dim, const sl_delta *delta);
     void (*set_experts)(sl_ops *ops, const sl_expert_source *source);
     void (*set_kv)(sl_ops *ops, const sl_kv_layout *layout);
     bool (*add_kv_slab)(sl_ops *ops, void *slab, sl_error *err);

@@ -53,6 +53,7 @@ typedef struct sl_engine_options {
     const char *device; /* NULL or "cpu": native; "metal", "soft", ... (see gpu.h): kernels on that device */
     uint64_t reserve;   /* of the budget, bytes that the caller takes for itself: counted in the least, too */
     bool whole_context; /* the least holds a whole context; else a sequence may end early under a small budget */
+    bool timing;        /* a device tells its phases apart, at the price of a command buffer for each */
 } sl_engine_options;
 #define SL_ENGINE_OPTIONS_INIT                                                                                         \
     { .size = sizeof(sl_engine_options) }
@@ -111,6 +112,8 @@ typedef struct sl_stats {
     /* Of a device: lists (command buffers) submitted, its own time; how often one side waited for the other, how long,
      * and how many of the waits the device had other work for. */
     uint64_t gpu_lists, gpu_ns, gpu_waits, gpu_wait_ns, gpu_hidden_waits;
+    uint64_t time_expert_wait_ns; /* what computes stood still for experts that were read */
+    uint64_t gpu_phase_ns;        /* sum of a device's phases by its own clock; 0: they are not told apart */
 } sl_stats;
 SL_API void sl_engine_get_stats(const sl_engine *e, sl_stats *stats); /* since the last reset */
 SL_API void sl_engine_reset_stats(sl_engine *e);

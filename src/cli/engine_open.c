@@ -88,6 +88,7 @@ static sl_engine_options engine_options(const cli_args *a, bool plan_only) {
     o.read_depth = a->read_depth;
     o.max_slots = a->max_slots;
     o.experts_per_token = a->experts_per_token;
+    o.timing = a->timing;
     o.plan_only = plan_only;
     o.log = on_log;
     o.log_level = a->log_level;

@@ -115,6 +115,8 @@ static void fill_steps(const sl_engine *e, sl_stats *s) {
     s->time_shared_ns = t->shared - u->shared;
     s->time_head_ns = t->head - u->head;
     s->time_other_ns = t->other - u->other;
+    s->time_expert_wait_ns = t->expert_wait - u->expert_wait;
+    s->gpu_phase_ns = t->gpu_phase_time - u->gpu_phase_time;
     s->gpu_lists = t->gpu_lists - u->gpu_lists;
     s->gpu_ns = t->gpu_time - u->gpu_time;
     s->gpu_waits = t->gpu_waits - u->gpu_waits;

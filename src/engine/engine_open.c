@@ -421,6 +421,7 @@ static bool load(sl_engine *e, const numerics *n, sl_error *err) {
     e->ops = open_ops(e, e->mem, n, err);
     if (!e->ops)
         return false;
+    sl_ops_set_timing(e->ops, e->options.timing);
     engine_activity_set(&e->activity, ENGINE_LOADING, 0);
     return sl_model_load(e->model, e->mem, e->ops, e->max_rows, e->max_outs, load_progress, e, err) && open_kv(e, err);
 }

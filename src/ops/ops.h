@@ -326,9 +326,15 @@ typedef struct sl_ops_times {
     /* of a device, else 0: lists submitted; the device's own time; waits of one for the other and the
      * host's time in them; of the waits those during which the device had other work */
     uint64_t gpu_lists, gpu_time, gpu_waits, gpu_wait_time, gpu_hidden_waits;
+    /* of a device whose phases are told apart (sl_ops_set_timing): the sum of all of them, by its own clock; then the
+     * phases above are such times too, but for expert_wait where the host has to read before the device can go on */
+    uint64_t gpu_phase_time;
 } sl_ops_times;
 void sl_ops_times_get(const sl_ops *ops, sl_ops_times *out);
 void sl_ops_times_reset(sl_ops *ops);
+/* A device tells its phases apart, which costs it a command buffer for each; off unless asked for. The CPU always does.
+ */
+void sl_ops_set_timing(sl_ops *ops, bool on);
 
 /* Runs a program. false: the whole step failed (cancelled, NaN, out of memory): nothing it wrote counts. Rows of
  * step->row_failed failed alone. */

@@ -148,6 +148,8 @@ static uint64_t gpu_scratch_bytes_for(const sl_ops *ops, int32_t max_rows, int32
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
 bool gpu_encode_op(gpu_run *r, const op *o) {
+    if (!gpu_phase_begin(r, gpu_phase_of(o, r->phase)))
+        return false;
     switch (o->kind) {
     case OP_EMBED:
         return gpu_run_embed(r, o);
@@ -227,6 +229,7 @@ static bool gpu_run_program(sl_ops *ops, sl_program *p, sl_step *step, sl_error 
     wrap_logits(&r, false);
     if (!ok)
         return false;
+    gpu_phases_take(o);
     o->times.other += sl_now_ns() - began;
     o->times.steps++;
     o->times.rows += (uint64_t)step->rows;
@@ -235,16 +238,20 @@ static bool gpu_run_program(sl_ops *ops, sl_program *p, sl_step *step, sl_error 
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-/* What is not booked elsewhere is the rest of the step: the device's phases are not told apart by the host's clock. */
+/* What is not booked elsewhere is the rest of the step: unless asked to, the device's phases are not told apart by the
+ * host's clock. */
 static void gpu_times(const sl_ops *ops, sl_ops_times *out) {
     const sl_ops_gpu *o = (const sl_ops_gpu *)ops;
     *out = o->times;
-    uint64_t booked = out->router + out->expert_wait + out->expert_compute;
+    gpu_phases_fill(o, out);
+    uint64_t booked = out->attention + out->delta + out->linear + out->router + out->expert_wait + out->expert_compute +
+                      out->shared + out->head;
     out->other = out->other > booked ? out->other - booked : 0;
 }
 
 static void gpu_times_reset(sl_ops *ops) {
     self(ops)->times = (sl_ops_times){0};
+    memset(self(ops)->phase_ns, 0, sizeof self(ops)->phase_ns);
 }
 
 static const char *gpu_isa(const sl_ops *ops) {
@@ -265,6 +272,7 @@ static void gpu_free(sl_ops *ops) {
     sl_mem_span_free(o->known.mem, o->scratch.span);
     ops_memory_clear(&o->known);
     free(o->formats);
+    free(o->spans);
     free(o);
 }
 
@@ -283,6 +291,7 @@ static const sl_ops_table table = {
     .add_state_slab = gpu_ops_add_state_slab,
     .times = gpu_times,
     .times_reset = gpu_times_reset,
+    .set_timing = gpu_set_timing,
     .isa = gpu_isa,
     .free = gpu_free,
 };

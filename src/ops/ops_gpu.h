@@ -32,6 +32,20 @@ typedef enum gpu_file {
     GPU_FILES
 } gpu_file;
 
+/* What a device's time is told apart by, where that is asked for. */
+typedef enum gpu_phase {
+    GPU_PHASE_OTHER,
+    GPU_PHASE_LINEAR,
+    GPU_PHASE_ATTENTION,
+    GPU_PHASE_DELTA,
+    GPU_PHASE_ROUTER,
+    GPU_PHASE_SHARED,
+    GPU_PHASE_EXPERTS,
+    GPU_PHASE_WAIT, /* for experts that are being read */
+    GPU_PHASE_HEAD,
+    GPU_PHASES
+} gpu_phase;
+
 /* Memory as a kernel sees it. */
 typedef struct gpu_span {
     sl_gpu_buffer *buffer;
@@ -104,6 +118,8 @@ typedef struct sl_ops_gpu {
     size_t pipe_count, pipe_capacity;
     gpu_scratch scratch;
     sl_ops_times times;
+    sl_gpu_span *spans; /* [GPU_SPANS_MOST]; NULL: phases are not told apart */
+    uint64_t phase_ns[GPU_PHASES];
     char isa[64];
 } sl_ops_gpu;
 
@@ -115,6 +131,7 @@ typedef struct gpu_run {
     sl_error *err;
     const sl_rope *rope_of; /* the rotation whose angles are in scratch; NULL: none yet */
     int32_t combined;       /* MoE layer whose status is to be looked at after the next wait; -1: none */
+    gpu_phase phase;        /* what is encoded now */
 } gpu_run;
 
 /* ---- ops_gpu_memory.c ---- */
@@ -178,6 +195,19 @@ bool gpu_finish(gpu_run *r);
 /* Submits what was encoded. */
 bool gpu_submit_now(gpu_run *r, sl_gpu_ticket *ticket);
 bool gpu_await(gpu_run *r, sl_gpu_ticket ticket);
+/* The time of a list that something waited for behind it; no wait by itself. */
+bool gpu_book(gpu_run *r, sl_gpu_ticket ticket);
+
+/* ---- ops_gpu_phase.c ---- */
+
+/* What is encoded from here on is of this phase. */
+bool gpu_phase_begin(gpu_run *r, gpu_phase phase);
+bool gpu_phase_mark(gpu_run *r); /* a new list begins in it */
+gpu_phase gpu_phase_of(const op *o, gpu_phase now);
+/* After a step: where its time went. */
+void gpu_phases_take(sl_ops_gpu *o);
+void gpu_phases_fill(const sl_ops_gpu *o, sl_ops_times *out);
+void gpu_set_timing(sl_ops *ops, bool on);
 
 /* ---- operations ---- */
 

@@ -140,7 +140,7 @@ static bool show_resident(ahead *a, const sl_moe *m, int32_t index) {
 
 static bool encode_meeting(ahead *a, uint64_t tick) {
     sl_ops_gpu *o = a->r->o;
-    return sl_gpu_encode_signal(o->list, o->computed, tick, a->r->err) &&
+    return sl_gpu_encode_signal(o->list, o->computed, tick, a->r->err) && gpu_phase_begin(a->r, GPU_PHASE_WAIT) &&
            sl_gpu_encode_wait(o->list, o->delivered, tick, a->r->err);
 }
 
@@ -150,7 +150,7 @@ static bool encode_moe(ahead *a, const op *o, int32_t index) {
     gpu_pass first, second;
     uint64_t tick = a->first_tick + (uint64_t)index;
     bool all = a->peek.all_resident;
-    if (!gpu_moe_route(&x) || (!all && !sl_gpu_encode_signal(g->list, g->routed, tick, a->r->err)) ||
+    if (!gpu_phase_begin(a->r, GPU_PHASE_ROUTER) || !gpu_moe_route(&x) || (!all && !sl_gpu_encode_signal(g->list, g->routed, tick, a->r->err)) ||
         (has_weight(&x.m->shared[SL_PROJ_GATE]) && !gpu_moe_shared(&x)) || !make_pass(a, &x, index, &first) ||
         !gpu_pass_encode(&first))
         return false;
@@ -260,7 +260,8 @@ static bool serve(ahead *a, const op *o, const op *next, int32_t index) {
     if (!begin_layer(a, &x) || !deliver(a, &x, &waited) || (next && !show_resident(a, &next->u.moe, index + 1)))
         return false;
     uint64_t ns = sl_now_ns() - began;
-    r->o->times.expert_wait += ns;
+    if (!r->o->spans) /* else the device's own wait counts */
+        r->o->times.expert_wait += ns;
     if (waited)
         count_wait(a, tick, ns);
     return sl_gpu_event_signal(r->o->delivered, tick, r->err);

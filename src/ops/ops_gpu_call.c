@@ -45,9 +45,10 @@ void gpu_call_weight(gpu_call *c, int slot, const sl_weight *w) {
 }
 
 bool gpu_list_begin(gpu_run *r) {
-    if (!r->o->list)
-        r->o->list = sl_gpu_begin(r->o->stream, "step", r->err);
-    return r->o->list != NULL;
+    if (r->o->list)
+        return true;
+    r->o->list = sl_gpu_begin(r->o->stream, "step", r->err);
+    return r->o->list && gpu_phase_mark(r);
 }
 
 bool gpu_call_end(gpu_call *c, uint32_t x, uint32_t y, uint32_t z, uint32_t threads) {
@@ -73,15 +74,20 @@ bool gpu_submit_now(gpu_run *r, sl_gpu_ticket *ticket) {
     return sl_gpu_submit(l, ticket, r->err);
 }
 
-bool gpu_await(gpu_run *r, sl_gpu_ticket ticket) {
+bool gpu_book(gpu_run *r, sl_gpu_ticket ticket) {
     double seconds = 0;
+    bool ok = !ticket || sl_gpu_wait(r->o->stream, ticket, GPU_TIMEOUT_NS, &seconds, r->err);
+    r->o->times.gpu_time += (uint64_t)(seconds * 1e9);
+    return ok;
+}
+
+bool gpu_await(gpu_run *r, sl_gpu_ticket ticket) {
     if (!ticket)
         return true;
     uint64_t began = sl_now_ns();
-    bool ok = sl_gpu_wait(r->o->stream, ticket, GPU_TIMEOUT_NS, &seconds, r->err);
+    bool ok = gpu_book(r, ticket);
     r->o->times.gpu_waits++;
     r->o->times.gpu_wait_time += sl_now_ns() - began;
-    r->o->times.gpu_time += (uint64_t)(seconds * 1e9);
     gpu_forget_passing(r->o);
     return ok;
 }

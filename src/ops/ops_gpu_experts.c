@@ -150,6 +150,8 @@ bool gpu_pass_encode(gpu_pass *p) {
     gpu_moe *x = p->x;
     const gpu_scratch *s = &x->r->o->scratch;
     float *inner = (float *)(void *)s->inner, *up = (float *)(void *)s->up, *out = (float *)(void *)s->out;
+    if (!gpu_phase_begin(x->r, GPU_PHASE_EXPERTS))
+        return false;
     if (!x->many)
         return few_gate_up(p) && few(p, SL_PROJ_DOWN, inner, x->inner,
                                      pair_count(x) * (uint64_t)x->inner * sizeof(float), out, x->hidden, true);

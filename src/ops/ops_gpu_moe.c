@@ -83,6 +83,8 @@ bool gpu_moe_shared(gpu_moe *x) {
     const sl_moe *m = x->m;
     const gpu_scratch *s = &x->r->o->scratch;
     int64_t inner = m->shared[SL_PROJ_GATE].matrix.rows;
+    if (!gpu_phase_begin(x->r, GPU_PHASE_SHARED))
+        return false;
     gpu_product p = {.x = gpu_view_at(x->r, &x->o->src),
                      .y = (float *)(void *)s->shared_inner,
                      .x_stride = x->o->src.stride,
@@ -193,7 +195,7 @@ static bool iterate(gpu_moe *x, const int32_t *ids, int32_t n) {
     o->times.expert_wait += sl_now_ns() - t0;
     x->wanted = n;
     ok = ok && (!shared || (gpu_moe_shared(x) && gpu_submit_now(x->r, &ticket)));
-    ok = ok && run_experts(x);
+    ok = ok && run_experts(x) && gpu_book(x->r, ticket);
     src->end(src->self);
     return ok;
 }

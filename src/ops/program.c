@@ -403,6 +403,11 @@ void sl_ops_times_reset(sl_ops *o) {
     o->table->times_reset(o);
 }
 
+void sl_ops_set_timing(sl_ops *o, bool on) {
+    if (o->table->set_timing)
+        o->table->set_timing(o, on);
+}
+
 bool sl_kv_layout_init(sl_kv_layout *l, uint64_t slab_bytes, sl_error *err) {
     if (l->layers < 1 || l->kv_heads < 1 || l->head_dim < 1)
         return sl_fail(err, SL_ERR_ARGUMENT, "KV of %d layers, %d heads of %d", l->layers, l->kv_heads, l->head_dim);

@@ -87,6 +87,7 @@ typedef struct sl_ops_table {
     bool (*add_state_slab)(sl_ops *ops, void *slab, sl_error *err);
     void (*times)(const sl_ops *ops, sl_ops_times *out);
     void (*times_reset)(sl_ops *ops);
+    void (*set_timing)(sl_ops *ops, bool on); /* NULL: nothing to switch */
     const char *(*isa)(const sl_ops *ops);
     void (*free)(sl_ops *ops);
 } sl_ops_table;

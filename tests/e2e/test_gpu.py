@@ -70,6 +70,30 @@ def test_timing_names_command_buffers_and_waits(run, model):
     assert "command buffers" in said and "host waits" in said and "router" in said
 
 
+@pytest.mark.parametrize("device", ["soft", "metal"])
+@pytest.mark.parametrize("slots", [None, 24])
+def test_a_devices_phases_are_told_apart_when_asked_for(run, model, build, on_soft, device, slots):
+    """Every phase took time, together no more than the device ran; and no bit depends on being asked."""
+    env = {**os.environ, "SLUICE_METAL_LIBRARY": str(build / "libmetal_standin.so")}
+    options = ["--max-slots", slots] if slots else []
+    timed = generate(run, model, "--timing", *options, device=device, env=env)
+    seconds, phases = timed["figures"]["device"]["seconds"], timed["figures"]["device"]["phases"]
+    assert phases.pop("all") <= seconds * 1.000001
+    for name in ("attention", "router", "experts", "shared", "products", "head"):
+        assert phases[name] > 0, name
+    if slots:
+        assert phases["expert_wait"] > 0
+    wait = phases.pop("expert_wait")
+    assert sum(phases.values()) <= seconds * 1.000001
+    assert wait < timed["figures"]["prefill_seconds"] + timed["figures"]["decode_seconds"]
+    assert timed["logprobs"] == on_soft["logprobs"]
+
+
+def test_phases_cost_nothing_unasked(on_soft):
+    """No command buffer of its own for each, which is what telling them apart costs."""
+    assert on_soft["figures"]["device"]["phases"] is None
+
+
 def test_devices_that_are_not_there_are_said_so(run, model):
     for device, words in (("cuda", "cuda"), ("toaster", "toaster"), ("soft:x", "soft:x")):
         done = run("run", model, PROMPT, "--device", device, check=False)

@@ -141,11 +141,43 @@ static void order_of_threads_and_experts_changes_no_bit(void **state) {
     }
 }
 
+static uint64_t phases_of(const sl_ops_times *t) {
+    return t->attention + t->delta + t->linear + t->router + t->expert_compute + t->shared + t->head;
+}
+
+/* With few rows and with many; the source here delivers at once, so nothing is waited for on the device. */
+static void phases_add_up_to_no_more_than_the_device_ran(void **state) {
+    static outcome plain, timed;
+    tiny *t = open_on("soft", false, 0, SL_KV_F16, SL_Q8_0);
+    if (!t)
+        skip();
+    for (int32_t rows = 3; rows <= 40; rows += 37) {
+        sl_ops_times before, all;
+        must_run(t, rows == 3 ? 0 : 1, 0, rows, &plain);
+        sl_ops_times_get(t->g.ops, &before);
+        assert_int_equal(before.gpu_phase_time, 0);
+        assert_int_equal(before.attention, 0);
+        sl_ops_set_timing(t->g.ops, true);
+        sl_ops_times_reset(t->g.ops);
+        must_run(t, rows == 3 ? 0 : 1, 0, rows, &timed);
+        sl_ops_times_get(t->g.ops, &all);
+        assert_memory_equal(plain.logits, timed.logits, sizeof(float) * (size_t)rows * TINY_VOCAB);
+        assert_true(all.attention && all.linear && all.router && all.expert_compute && all.head);
+        print_message("%llu of %llu of %llu ns\n", (unsigned long long)phases_of(&all), (unsigned long long)all.gpu_phase_time, (unsigned long long)all.gpu_time);
+        assert_true(phases_of(&all) <= all.gpu_phase_time && all.gpu_phase_time <= all.gpu_time);
+        assert_true(all.gpu_phase_time > all.gpu_time / 4); /* not a part of them only */
+        sl_ops_set_timing(t->g.ops, false);
+        sl_ops_times_reset(t->g.ops);
+    }
+    tiny_close(t);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_equal_the_cpus),
         cmocka_unit_test(quantised_weights_and_half_kv_too),
         cmocka_unit_test(order_of_threads_and_experts_changes_no_bit),
+        cmocka_unit_test(phases_add_up_to_no_more_than_the_device_ran),
     };
     return cmocka_run_group_tests(tests, make_cache, remove_cache);
 }

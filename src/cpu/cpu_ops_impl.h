@@ -195,7 +195,7 @@ V_INLINE void scores_of(int Q, float *s, const float *q, int64_t q_head, const f
 /* acc[i] = acc[i] * keep[i] + sum over tokens of p[i][t] * v[t] for Q queries, tokens ascending. Blocks of 64
  * dimensions stay in registers over the tokens. */
 V_INLINE void accumulate_values(int Q, float *const *acc, const float *keep, const float *p, const float *v,
-                                int32_t tokens, int32_t dim) {
+                                int32_t tokens, int32_t dim, int32_t stride) {
     int32_t i = 0;
     for (; i + 64 <= dim; i += 64) {
         v16 sum[2][4];
@@ -203,7 +203,7 @@ V_INLINE void accumulate_values(int Q, float *const *acc, const float *keep, con
             for (int u = 0; u < 4; u++)
                 sum[c][u] = v16_load(acc[c] + i + 16 * u) * v16_set(keep[c]);
         for (int32_t t = 0; t < tokens; t++) {
-            const float *row = v + (int64_t)t * dim + i;
+            const float *row = v + (int64_t)t * stride + i;
 #pragma GCC unroll 4
             for (int u = 0; u < 4; u++) {
                 v16 value = v16_load(row + 16 * u);
@@ -220,7 +220,7 @@ V_INLINE void accumulate_values(int Q, float *const *acc, const float *keep, con
         for (int c = 0; c < Q; c++) {
             float a = acc[c][i] * keep[c];
             for (int32_t t = 0; t < tokens; t++)
-                a = a + p[c * CPU_KV_PAGE + t] * v[(int64_t)t * dim + i];
+                a = a + p[c * CPU_KV_PAGE + t] * v[(int64_t)t * stride + i];
             acc[c][i] = a;
         }
 }
@@ -351,9 +351,9 @@ static void attend_row(const cpu_attention *a, const scratch_map *m, int32_t r, 
             save_partial(m, query, 1, &part);
         }
         if (n == 2)
-            accumulate_values(2, acc, keep, m->s + g * CPU_KV_PAGE, v, tokens, a->head_dim);
+            accumulate_values(2, acc, keep, m->s + g * CPU_KV_PAGE, v, tokens, a->value_dim, a->head_dim);
         else
-            accumulate_values(1, acc, keep, m->s + g * CPU_KV_PAGE, v, tokens, a->head_dim);
+            accumulate_values(1, acc, keep, m->s + g * CPU_KV_PAGE, v, tokens, a->value_dim, a->head_dim);
     }
 }
 
@@ -367,7 +367,8 @@ static void attend_page(const cpu_attention *a, const scratch_map *m, int32_t pa
     int32_t first = page * CPU_KV_PAGE;
     int32_t filled = (int32_t)sl_min_i64(CPU_KV_PAGE, a->position + a->rows - first);
     a->page(a->ctx, page, &kp, &vp);
-    const float *k = expand_page(m->k, kp, filled, a), *v = expand_page(m->v, vp, filled, a);
+    const float *k = expand_page(m->k, kp, filled, a);
+    const float *v = vp == kp ? k : expand_page(m->v, vp, filled, a);
     if (page < last)
         a->page(a->ctx, page + 1, &next[0], &next[1]);
     for (int32_t r = 0; r < a->rows; r++) {
@@ -383,7 +384,7 @@ static void attend_page(const cpu_attention *a, const scratch_map *m, int32_t pa
 static void merge_split(const cpu_attention *a, const scratch_map *m) {
     for (int64_t query = 0; query < (int64_t)a->rows * a->group; query++) {
         partial total = load_partial(m, a, query, 0), part = load_partial(m, a, query, 1);
-        merge(&total, &part, a->head_dim);
+        merge(&total, &part, a->value_dim);
         save_partial(m, query, 0, &total);
         save_partial(m, query, 1, &part);
     }
@@ -409,10 +410,10 @@ static void attention(const cpu_attention *a) {
         for (int32_t g = 0; g < a->group; g++) {
             partial total = load_partial(&m, a, (int64_t)r * a->group + g, 0);
             if (a->sinks)
-                take_sink(&total, a->sinks[g], a->head_dim);
+                take_sink(&total, a->sinks[g], a->value_dim);
             float inv = 1.0f / total.sum;
-            float *dst = a->dst + r * a->dst_stride + (int64_t)g * a->head_dim;
-            for (int32_t i = 0; i < a->head_dim; i++)
+            float *dst = a->dst + r * a->dst_stride + (int64_t)g * a->value_dim;
+            for (int32_t i = 0; i < a->value_dim; i++)
                 dst[i] = total.acc[i] * inv;
             if (a->gate)
                 v16_sigmoid_mul(dst, a->gate + r * a->gate_stride + g * head_step(a), a->head_dim);

@@ -351,7 +351,7 @@ static bool plan_budget(sl_engine *e, const numerics *n, bool direct, sl_kv_layo
     free(slot_bytes);
     if (e->options.max_slots && e->plan.slots > (uint64_t)e->options.max_slots)
         e->plan.slots = (uint64_t)e->options.max_slots;
-    e->kv_token_bytes = (uint64_t)kv->layers * 2 * (uint64_t)kv->kv_heads * kv->head_bytes;
+    e->kv_token_bytes = (uint64_t)kv->layers * (uint64_t)kv->planes * (uint64_t)kv->kv_heads * kv->head_bytes;
     return ok;
 }
 

@@ -94,13 +94,13 @@ bool engine_fingerprint(sl_engine *e, uint64_t *out, sl_error *err) {
 /* ---- KV bytes --------------------------------------------------------------------------------------------------- */
 
 static uint64_t token_bytes(const sl_kv_layout *l) {
-    return (uint64_t)l->layers * 2 * (uint64_t)l->kv_heads * l->head_bytes;
+    return (uint64_t)l->layers * (uint64_t)l->planes * (uint64_t)l->kv_heads * l->head_bytes;
 }
 
 /* Copies the first n tokens of a block to packed bytes or back: one run of n heads per (layer, K|V, head). */
 static void copy_block(const sl_kv_layout *l, uint8_t *block, uint8_t *packed, int32_t n, bool to_block) {
     uint64_t run = (uint64_t)n * l->head_bytes, stride = SL_KV_PAGE_TOKENS * l->head_bytes;
-    for (int64_t plane = 0; plane < (int64_t)l->layers * 2; plane++) {
+    for (int64_t plane = 0; plane < (int64_t)l->layers * l->planes; plane++) {
         uint8_t *at = block + (uint64_t)plane * l->plane_bytes;
         for (int32_t head = 0; head < l->kv_heads; head++, at += stride, packed += run)
             memcpy(to_block ? at : packed, to_block ? packed : at, (size_t)run);

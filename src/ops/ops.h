@@ -46,14 +46,16 @@ enum { SL_KV_PAGE_TOKENS = 64 };
 /* F16 is the default; F32 that of the exact numeric mode, where half precision would be the largest error. */
 typedef enum sl_kv_format { SL_KV_F16, SL_KV_Q8_0, SL_KV_F32 } sl_kv_format;
 
-/* A block holds 64 tokens of all attention layers of one sequence: [layer][K|V][kv_head][token][head_dim]. A page table
+/* A block holds 64 tokens of all attention layers of one sequence: [layer][K|V][kv_head][token][head_dim], or K alone
+ * where the values are a part of the keys. A page table
  * lists block numbers; block b lies in slab b / blocks_per_slab at (b % blocks_per_slab) * block_bytes. */
 typedef struct sl_kv_layout {
     sl_kv_format format;
     int32_t layers, kv_heads, head_dim;
+    int32_t planes;       /* 2, or 1: keys only (0 is made 2) */
     uint64_t head_bytes;  /* one token of one head: head_dim * 2 or * 4, or head_dim / 32 * 34 */
     uint64_t plane_bytes; /* K or V of one layer: kv_heads * 64 * head_bytes */
-    uint64_t block_bytes; /* layers * 2 * plane_bytes, rounded up to 64 */
+    uint64_t block_bytes; /* layers * planes * plane_bytes, rounded up to 64 */
     int32_t blocks_per_slab;
 } sl_kv_layout;
 
@@ -162,6 +164,7 @@ typedef struct sl_expert_source {
  */
 
 typedef struct sl_rope {
+    int32_t first;         /* of them (MLA rotates the end of a head); even */
     int32_t dims;          /* rotated dimensions of a head (<= head_dim, even) */
     bool interleaved;      /* pairs (2i, 2i+1) as GGUF llama has them; else (i, i + dims/2) */
     const float *inv_freq; /* [dims/2], angle = position * inv_freq[i]; owned by the model, copied at record time */
@@ -179,6 +182,9 @@ typedef struct sl_attention {
      * views of it. The view's columns are (heads - 1) * head_stride + head_dim. 0: head_dim. */
     int32_t head_stride;
     sl_view gate;    /* dst = attention * sigmoid(gate); buffer 0: none */
+    /* 0: head_dim. Else no V is stored (KV of one plane) and v is not looked at: values are the first value_dim columns
+     * of the keys (MLA's latent, one KV head); dst has heads * value_dim columns. */
+    int32_t value_dim;
     int32_t window;  /* a row sees itself and window - 1 positions before it; 0: all */
     sl_weight sinks; /* [1][heads]: a score that every row of a head has beside its keys', without a value; optional */
 } sl_attention;
@@ -258,6 +264,17 @@ typedef struct sl_linear {
     bool add;
 } sl_linear;
 void sl_op_linear(sl_program *p, sl_view src, const sl_linear *out, int n);
+/* A matrix for each head. src has heads vectors of in_dim + tail elements one after the other, dst heads vectors of
+ * out_dim + tail: the product, then the tail as it is. weight: the matrices one below the other, each of rows_per_head
+ * rows, of which out_dim rows from first_row on are W [out_dim][in_dim]: dst = W src; transposed: in_dim rows from
+ * first_row on, W [in_dim][out_dim]: dst = W^T src, in float32, rows ascending. */
+typedef struct sl_head_linear {
+    const sl_weight *weight;
+    int32_t heads, in_dim, out_dim, tail;
+    int32_t first_row, rows_per_head;
+    bool transposed;
+} sl_head_linear;
+void sl_op_head_linear(sl_program *p, sl_view dst, sl_view src, const sl_head_linear *h);
 /* dst = silu(src . gate^T) * (src . up^T) */
 void sl_op_gate_up(sl_program *p, sl_view dst, sl_view src, const sl_weight *gate, const sl_weight *up);
 /* Norms q and k per head, rotates them, appends k and v to the pages, attends causally over positions 0..position;
@@ -311,20 +328,6 @@ sl_buffer sl_ops_scratch(sl_ops *ops, uint64_t bytes, sl_error *err);
 uint64_t sl_ops_scratch_bytes(const sl_ops *ops, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
                               int32_t heads, int32_t head_dim, const sl_delta *delta);
 void sl_ops_set_experts(sl_ops *ops, const sl_expert_source *source);
-
-/* Looks at the mixture of experts while it runs: which experts rows chose, and what these are multiplied with. Called on
- * the step's thread. Either function may be NULL. */
-typedef struct sl_moe_watch {
-    void *self;
-    /* ids, weights: [step->rows][top_k], ids of a row ascending */
-    void (*routed)(void *self, const sl_moe *m, const sl_step *step, const int32_t *ids, const float *weights);
-    /* x[rows][cols]: the rows that came to the layer (inner false: what gate and up are multiplied with), or the inner
-     * rows of some of its experts (inner true: down). */
-    void (*inputs)(void *self, const sl_moe *m, bool inner, const float *x, int64_t stride, int32_t rows, int32_t cols);
-} sl_moe_watch;
-/* NULL ends it. Between steps. Only the CPU can be watched. */
-bool sl_ops_watch_moe(sl_ops *ops, const sl_moe_watch *watch, sl_error *err);
-
 /* KV slabs in order of block numbers; grows as the engine takes slabs. */
 void sl_ops_set_kv(sl_ops *ops, const sl_kv_layout *layout);
 bool sl_ops_add_kv_slab(sl_ops *ops, void *slab, sl_error *err);

@@ -43,8 +43,9 @@ static bool check_view(const checker *c, const char *what, const sl_view *v) {
 
 /* Formats whose products are not written yet. */
 static bool check_format(const checker *c, const char *what, sl_format_id f) {
-    return f <= SL_AFFINE8 || sl_fail(c->err, SL_ERR_UNSUPPORTED, "recording %s: products of format %s are not built in",
-                                      what, sl_format_get(f)->name);
+    return f <= SL_AFFINE8 ||
+           sl_fail(c->err, SL_ERR_UNSUPPORTED, "recording %s: products of format %s are not built in", what,
+                   sl_format_get(f)->name);
 }
 
 static bool check_weight(const checker *c, const char *what, const sl_weight *w) {
@@ -72,6 +73,11 @@ static bool check_vector(const checker *c, const char *what, const sl_weight *w)
     return in_buffer(c, what, w->buffer, w->offset[0], (uint64_t)w->matrix.cols * sizeof(float), sizeof(float));
 }
 
+/* A matrix that is read as floats: aligned, every row of it there. */
+static bool check_floats(const checker *c, const char *what, const sl_weight *w) {
+    return check_vector(c, what, w) && check_weight(c, what, w);
+}
+
 static bool check_optional_vector(const checker *c, const char *what, const sl_weight *w) {
     return !has_weight(w) || check_vector(c, what, w);
 }
@@ -87,7 +93,7 @@ static bool check_linear(const checker *c, const op *o) {
 
 static bool check_attention(const checker *c, const op *o) {
     return check_view(c, "attention dst", &o->dst) && check_view(c, "attention k", &o->u.attention.k) &&
-           check_view(c, "attention v", &o->u.attention.v) &&
+           (o->u.attention.a.value_dim || check_view(c, "attention v", &o->u.attention.v)) &&
            check_optional_vector(c, "attention q_norm", &o->u.attention.a.q_norm) &&
            check_optional_vector(c, "attention k_norm", &o->u.attention.a.k_norm) &&
            check_optional_vector(c, "attention sinks", &o->u.attention.a.sinks) &&
@@ -118,7 +124,11 @@ static bool check_moe(const checker *c, const op *o) {
         if (has_weight(&m->shared[SL_PROJ_GATE]) && !check_weight(c, "shared expert", &m->shared[i]))
             return false;
     }
-    return check_view(c, "moe residual", &o->dst) && check_weight(c, "router", &m->router) &&
+    for (int i = 0; i < SL_PROJ_COUNT; i++)
+        if (has_weight(&m->bias[i]) && !check_floats(c, "expert bias", &m->bias[i]))
+            return false;
+    return check_view(c, "moe residual", &o->dst) && check_optional_vector(c, "router bias", &m->router_bias) &&
+           check_optional_vector(c, "choice bias", &m->choice_bias) && check_weight(c, "router", &m->router) &&
            (!has_weight(&m->shared_gate) || check_weight(c, "shared expert's gate", &m->shared_gate));
 }
 
@@ -132,6 +142,9 @@ static bool check_op(const checker *c, const op *o) {
         return check_view(c, "rms_norm", &o->dst) && check_vector(c, "rms_norm weight", &o->u.norm.weight);
     case OP_LINEAR:
         return check_linear(c, o);
+    case OP_HEAD_LINEAR:
+        return check_view(c, "head_linear dst", &o->dst) &&
+               check_weight(c, "head_linear weight", &o->u.head_linear.weight);
     case OP_GATE_UP:
         return check_view(c, "gate_up", &o->dst) && check_weight(c, "gate", &o->u.gate_up.gate) &&
                check_weight(c, "up", &o->u.gate_up.up);
@@ -244,10 +257,12 @@ static bool check_positions(const ops_memory *m, const sl_step *s, bool pages, s
 
 static bool check_kv(const ops_memory *m, const sl_attention *a, sl_error *err) {
     const sl_kv_layout *l = &m->kv;
-    if (l->kv_heads != a->kv_heads || l->head_dim != a->head_dim || a->layer < 0 || a->layer >= l->layers ||
-        l->blocks_per_slab < 1)
-        return sl_fail(err, SL_ERR_ARGUMENT, "KV of %d layers, %d heads of %d; attention layer %d has %d heads of %d",
-                       l->layers, l->kv_heads, l->head_dim, a->layer, a->kv_heads, a->head_dim);
+    if (l->kv_heads != a->kv_heads || l->head_dim != a->head_dim || l->planes != (a->value_dim ? 1 : 2) ||
+        a->layer < 0 || a->layer >= l->layers || l->blocks_per_slab < 1)
+        return sl_fail(err, SL_ERR_ARGUMENT,
+                       "KV of %d layers, %d heads of %d, %d planes; attention layer %d has %d heads of %d, %d planes",
+                       l->layers, l->kv_heads, l->head_dim, l->planes, a->layer, a->kv_heads, a->head_dim,
+                       a->value_dim ? 1 : 2);
     return true;
 }
 

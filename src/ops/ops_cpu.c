@@ -41,10 +41,6 @@ static void cpu_set_state(sl_ops *ops, const sl_state_layout *layout) {
     ops_memory_set_state(&((sl_ops_cpu *)ops)->known, layout);
 }
 
-static void cpu_watch_moe(sl_ops *ops, const sl_moe_watch *watch) {
-    ((sl_ops_cpu *)ops)->watch = watch ? *watch : (sl_moe_watch){0};
-}
-
 static void cpu_set_experts(sl_ops *ops, const sl_expert_source *source) {
     ((sl_ops_cpu *)ops)->known.experts = *source;
 }
@@ -116,6 +112,9 @@ static bool run_op(cpu_run *r, const op *o) {
     case OP_LINEAR:
         cpu_run_linear(r, o);
         return true;
+    case OP_HEAD_LINEAR:
+        cpu_run_head_linear(r, o);
+        return true;
     case OP_GATE_UP:
         cpu_run_gate_up(r, o);
         return true;
@@ -147,6 +146,7 @@ static uint64_t *time_of(sl_ops_times *t, op_kind kind) {
     case OP_DELTA:
         return &t->delta;
     case OP_LINEAR:
+    case OP_HEAD_LINEAR:
     case OP_GATE_UP:
         return &t->linear;
     case OP_LOGITS:
@@ -222,7 +222,6 @@ static const sl_ops_table table = {
     .scratch = cpu_scratch_buffer,
     .scratch_bytes = cpu_scratch_bytes_for,
     .set_experts = cpu_set_experts,
-    .watch_moe = cpu_watch_moe,
     .set_kv = cpu_set_kv,
     .add_kv_slab = cpu_add_kv_slab,
     .set_state = cpu_set_state,

@@ -9,7 +9,13 @@
 /* Expert outputs of up to RANK_SCRATCH_BYTES are kept per (row, rank), so that experts may be computed as they arrive;
  * above it they run in ascending id and are added at once. Both give the same sums. Fixed, so that nothing depends on
  * memory. */
-enum { RANK_SCRATCH_BYTES = 8 << 20, ATTENTION_ROWS = 16 };
+enum { RANK_SCRATCH_BYTES = 8 << 20, ATTENTION_ROWS = 16, ATTENTION_QUERIES = 256 };
+
+/* Rows that attend together, so that a page is unpacked once for them: fewer where a KV head has many queries. */
+static inline int32_t cpu_attention_rows(int32_t group) {
+    int32_t rows = ATTENTION_QUERIES / group;
+    return rows < 1 ? 1 : rows > ATTENTION_ROWS ? ATTENTION_ROWS : rows;
+}
 
 /* What programs need room for; of several programs over one implementation, the most of each. */
 typedef struct scratch_extent {
@@ -20,7 +26,9 @@ typedef struct scratch_extent {
     int64_t pairs;        /* expert outputs at a time */
     int64_t rank_floats;  /* of them */
     int64_t experts, top_k;
-    int64_t shared; /* columns of the shared expert's output */
+    int64_t shared;      /* columns of the shared expert's output */
+    int64_t head_act;    /* bytes of int8 activations per row of a product per head */
+    int64_t head_floats; /* of one head's matrix, transposed; per thread */
     int64_t rope_dims;
     int64_t attention_floats; /* per thread */
     int64_t delta_floats;     /* per thread */
@@ -64,7 +72,6 @@ typedef struct sl_ops_cpu {
     sl_numeric numeric;
     int64_t rank_bytes; /* RANK_SCRATCH_BYTES; tests set others before a program is ended */
     cpu_scratch scratch;
-    sl_moe_watch watch;
     const sl_rope *rope_of; /* cos_sin is this rotation's for the running step; NULL: not yet made */
     sl_ops_times times;
 } sl_ops_cpu;
@@ -119,6 +126,9 @@ cpu_rows cpu_rows_of(const float *x, int64_t ldx, int64_t n, int64_t cols, const
 void cpu_run_linear(cpu_run *r, const op *o);
 void cpu_run_gate_up(cpu_run *r, const op *o);
 void cpu_run_logits(cpu_run *r, const op *o);
+
+/* ops_cpu_heads.c */
+void cpu_run_head_linear(cpu_run *r, const op *o);
 
 /* ops_cpu_attention.c */
 void cpu_run_attention(cpu_run *r, const op *o);

@@ -43,7 +43,7 @@ static uint8_t *kv_at(const sl_ops_cpu *o, const sl_step_seq *s, int32_t layer, 
     int32_t block = s->pages[page];
     uint8_t *base = o->known.kv_slabs[block / o->known.kv.blocks_per_slab] +
                     (uint64_t)(block % o->known.kv.blocks_per_slab) * o->known.kv.block_bytes;
-    return base + (uint64_t)(layer * 2 + plane) * o->known.kv.plane_bytes +
+    return base + (uint64_t)(layer * o->known.kv.planes + plane) * o->known.kv.plane_bytes +
            (uint64_t)head * SL_KV_PAGE_TOKENS * o->known.kv.head_bytes;
 }
 
@@ -54,7 +54,8 @@ static void prepare_heads(const attention_job *j, float *x, int32_t heads, int64
         if (norm)
             j->r->o->ops->rms_norm(x, x, norm, a->head_dim, a->norm_eps);
         if (a->rope.dims)
-            j->r->o->ops->rope(x, a->rope.dims, a->rope.interleaved, cos_sin, cos_sin + a->rope.dims / 2);
+            j->r->o->ops->rope(x + a->rope.first, a->rope.dims, a->rope.interleaved, cos_sin,
+                               cos_sin + a->rope.dims / 2);
     }
 }
 
@@ -73,6 +74,8 @@ static void store_row(const attention_job *j, int64_t row) {
         int64_t from = (int64_t)h * j->a->head_dim;
         o->ops->kv_store(kv_at(o, seq, j->a->layer, page, h, 0) + at, j->k + row * j->k_stride + from, j->a->head_dim,
                          kv_type(o));
+        if (j->a->value_dim)
+            continue;
         o->ops->kv_store(kv_at(o, seq, j->a->layer, page, h, 1) + at, j->v + row * j->v_stride + from, j->a->head_dim,
                          kv_type(o));
     }
@@ -98,7 +101,7 @@ typedef struct page_source {
 static void page_of(const void *ctx, int32_t index, const uint8_t **k, const uint8_t **v) {
     const page_source *p = ctx;
     *k = kv_at(p->o, p->seq, p->layer, index, p->head, 0);
-    *v = kv_at(p->o, p->seq, p->layer, index, p->head, 1);
+    *v = p->o->known.kv.planes == 1 ? *k : kv_at(p->o, p->seq, p->layer, index, p->head, 1);
 }
 
 static void attend_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
@@ -111,9 +114,15 @@ static void attend_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
         int32_t block = j->blocks - 1 - (int32_t)(item / a->kv_heads), head = (int32_t)(item % a->kv_heads);
         int32_t row = j->block_row[block];
         page_source pages = {j->r->o, &s->seqs[s->seq[row]], a->layer, head};
+<<<<<<< HEAD
         int64_t first_head = (int64_t)head * group;
         cpu_attention c = {.q = j->q + row * j->q_stride + first_head * j->q_head,
                            .dst = j->dst + row * j->dst_stride + first_head * a->head_dim,
+=======
+        int64_t column = (int64_t)head * group * a->head_dim, value_dim = a->value_dim ? a->value_dim : a->head_dim;
+        cpu_attention c = {.q = j->q + row * j->q_stride + column,
+                           .dst = j->dst + row * j->dst_stride + head * group * value_dim,
+>>>>>>> 4f0bdd2 (wip)
                            .q_stride = j->q_stride,
                            .q_head = j->q_head,
                            .gate = j->gate ? j->gate + row * j->gate_stride + first_head * j->q_head : NULL,
@@ -122,6 +131,7 @@ static void attend_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
                            .rows = j->block_row[block + 1] - row,
                            .group = group,
                            .head_dim = a->head_dim,
+                           .value_dim = (int32_t)value_dim,
                            .position = s->position[row],
                            .window = a->window,
                            .sinks = j->sinks ? j->sinks + head * group : NULL,
@@ -135,11 +145,11 @@ static void attend_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Cuts the rows into blocks of one sequence each; returns how many. */
-static int32_t cut_blocks(const sl_step *s, int32_t *first) {
+/* Cuts the rows into blocks of one sequence and at most so many rows each; returns how many. */
+static int32_t cut_blocks(const sl_step *s, int32_t most, int32_t *first) {
     int32_t n = 0;
     for (int32_t row = 0; row < s->rows; row++) {
-        bool new_block = row == 0 || s->seq[row] != s->seq[row - 1] || row - first[n - 1] == ATTENTION_ROWS;
+        bool new_block = row == 0 || s->seq[row] != s->seq[row - 1] || row - first[n - 1] == most;
         if (new_block)
             first[n++] = row;
     }
@@ -153,7 +163,7 @@ void cpu_run_attention(cpu_run *r, const op *o) {
                        .a = a,
                        .q = view_rows(r->o, &o->src),
                        .k = view_rows(r->o, &o->u.attention.k),
-                       .v = view_rows(r->o, &o->u.attention.v),
+                       .v = a->value_dim ? NULL : view_rows(r->o, &o->u.attention.v),
                        .dst = view_rows(r->o, &o->dst),
                        .q_stride = o->src.stride,
                        .k_stride = o->u.attention.k.stride,
@@ -168,7 +178,7 @@ void cpu_run_attention(cpu_run *r, const op *o) {
                        .block_row = r->o->scratch.blocks};
     ops_spread_failures(r->step);
     fill_rope(r, &a->rope);
-    j.blocks = cut_blocks(r->step, j.block_row);
+    j.blocks = cut_blocks(r->step, cpu_attention_rows(a->heads / a->kv_heads), j.block_row);
     sl_pool_run(r->o->pool, r->step->rows, 4, prepare_rows, &j);
     sl_pool_run(r->o->pool, (int64_t)j.blocks * a->kv_heads, 1, attend_blocks, &j);
 }

@@ -20,7 +20,8 @@ static uint64_t lay_out(const sl_ops_cpu *o, const scratch_extent *e, uint8_t *b
     bool q8 = o->numeric == SL_NUMERIC_Q8;
     uint64_t rows = (uint64_t)e->rows, all_pairs = rows * (uint64_t)e->top_k;
     uint64_t inner_rows = (uint64_t)sl_max_i64(e->pairs, e->rows);
-    s->act = take(&c, q8 ? rows * cpu_act_bytes(e->widest) : 0);
+    uint64_t act_row = (uint64_t)sl_max_i64((int64_t)cpu_act_bytes(e->widest), e->head_act);
+    s->act = take(&c, q8 ? rows * act_row : 0);
     s->act_inner = take(&c, q8 && e->inner ? inner_rows * cpu_act_bytes(e->inner) : 0);
     s->inner = take(&c, e->inner ? inner_rows * sl_round_up((uint64_t)e->inner, 16) * sizeof(float) : 0);
     s->inner_up = take(&c, e->inner_up ? inner_rows * sl_round_up((uint64_t)e->inner_up, 16) * sizeof(float) : 0);
@@ -41,7 +42,7 @@ static uint64_t lay_out(const sl_ops_cpu *o, const scratch_extent *e, uint8_t *b
     s->blocks = take(&c, (rows + 1) * sizeof(int32_t));
     uint64_t products = cpu_scratch_bytes(sl_max_i64(e->widest, e->inner));
     uint64_t attention = (uint64_t)e->attention_floats * sizeof(float);
-    uint64_t keys = (uint64_t)e->experts * sizeof(float);
+    uint64_t keys = (uint64_t)sl_max_i64(e->experts, e->head_floats) * sizeof(float);
     uint64_t most = products > attention ? products : attention;
     s->thread_bytes = sl_round_up(most > keys ? most : keys, 4096);
     s->thread = take(&c, s->thread_bytes * (uint64_t)sl_pool_threads(o->pool));
@@ -71,8 +72,8 @@ static void measure_moe(const sl_ops_cpu *o, scratch_extent *e, int64_t rows, in
     }
 }
 
-static void measure_attention(scratch_extent *e, int32_t heads, int32_t kv_heads, int32_t head_dim) {
-    widen(&e->attention_floats, (int64_t)cpu_attention_scratch(ATTENTION_ROWS, heads / kv_heads, head_dim));
+static void measure_attention(scratch_extent *e, int32_t group, int32_t head_dim) {
+    widen(&e->attention_floats, (int64_t)cpu_attention_scratch(cpu_attention_rows(group), group, head_dim));
     widen(&e->rope_dims, head_dim);
 }
 
@@ -88,18 +89,32 @@ static void measure_linear(scratch_extent *e, const op *o) {
     widen(&e->widest, o->src.cols);
 }
 
+static void measure_heads(scratch_extent *e, const sl_head_linear *h) {
+    if (h->transposed)
+        widen(&e->head_floats, (int64_t)h->in_dim * h->out_dim);
+    else
+        widen(&e->head_act, (int64_t)h->heads * (int64_t)cpu_act_bytes(h->in_dim));
+    widen(&e->widest, h->in_dim);
+}
+
 static void measure_op(const sl_ops_cpu *o, scratch_extent *e, int64_t rows, const op *x) {
     const sl_attention *a = &x->u.attention.a;
     if (x->kind == OP_LINEAR)
         measure_linear(e, x);
+    else if (x->kind == OP_HEAD_LINEAR)
+        measure_heads(e, &x->u.head_linear.h);
     else if (x->kind == OP_GATE_UP || x->kind == OP_LOGITS)
         widen(&e->widest, x->src.cols);
     else if (x->kind == OP_MOE)
         measure_moe(o, e, rows, x->dst.cols, &x->u.moe);
     else if (x->kind == OP_ATTENTION)
+<<<<<<< HEAD
         measure_attention(e, a->heads, a->kv_heads, a->head_dim);
     else if (x->kind == OP_DELTA)
         measure_delta(e, &x->u.delta.d);
+=======
+        measure_attention(e, a->heads / a->kv_heads, a->head_dim);
+>>>>>>> 4f0bdd2 (wip)
 }
 
 /* Programs that were fitted before stay runnable: the extents only grow. */
@@ -125,11 +140,13 @@ bool cpu_scratch_fit(sl_ops_cpu *o, const sl_program *p, sl_error *err) {
     return true;
 }
 
-/* Before anything is recorded the number of KV heads is not known here: one is the worst case. */
+/* Before anything is recorded the number of KV heads is not known here: the worst of the possible ones counts. */
 uint64_t cpu_scratch_need(const sl_ops_cpu *o, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
                           int32_t heads, int32_t head_dim, const sl_delta *delta) {
     scratch_extent e = {.rows = max_rows, .sum = hidden, .widest = widest};
-    measure_attention(&e, heads, 1, head_dim);
+    for (int32_t group = 1; group <= heads; group++)
+        if (heads % group == 0)
+            measure_attention(&e, group, head_dim);
     if (moe)
         measure_moe(o, &e, max_rows, hidden, moe);
     if (delta)

@@ -91,17 +91,22 @@ static bool check_heads(const sl_attention *a, sl_error *err) {
     if (a->head_dim != 64 && a->head_dim != 128 && a->head_dim != 256)
         return sl_fail(err, SL_ERR_UNSUPPORTED, "attention layer %d: heads of %d on a GPU: 64, 128 or 256 expected",
                        a->layer, a->head_dim);
-    if (a->gate.buffer || a->head_stride || a->window || a->sinks.buffer)
+    if (a->gate.buffer || a->head_stride || a->window || a->sinks.buffer || a->value_dim || a->rope.first)
         return sl_fail(err, SL_ERR_UNSUPPORTED, "attention layer %d: %s on a GPU: not yet there", a->layer,
-                       a->gate.buffer   ? "an output gate"
-                       : a->head_stride ? "a stride between heads"
-                       : a->window      ? "a sliding window"
-                                        : "sinks");
+                       a->gate.buffer    ? "an output gate"
+                       : a->head_stride  ? "a stride between heads"
+                       : a->window       ? "a sliding window"
+                       : a->sinks.buffer ? "sinks"
+                                         : "values within the keys (MLA)");
     return true;
 }
 
 static bool refuse_delta(const sl_delta *d, sl_error *err) {
     return sl_fail(err, SL_ERR_UNSUPPORTED, "delta layer %d (Gated DeltaNet) on a GPU: not yet there", d->layer);
+}
+
+static bool refuse_heads(sl_error *err) {
+    return sl_fail(err, SL_ERR_UNSUPPORTED, "a matrix for each head (MLA) on a GPU: not yet there");
 }
 
 static bool add_op(sl_ops_gpu *o, const op *x, sl_error *err) {
@@ -123,6 +128,8 @@ static bool add_op(sl_ops_gpu *o, const op *x, sl_error *err) {
         return check_heads(&x->u.attention.a, err);
     case OP_DELTA:
         return refuse_delta(&x->u.delta.d, err);
+    case OP_HEAD_LINEAR:
+        return refuse_heads(err);
     default:
         return true;
     }
@@ -164,6 +171,8 @@ bool gpu_encode_op(gpu_run *r, const op *o) {
         return gpu_run_attention(r, o);
     case OP_DELTA:
         return refuse_delta(&o->u.delta.d, r->err);
+    case OP_HEAD_LINEAR:
+        return refuse_heads(r->err);
     case OP_MOE:
         return gpu_run_moe(r, o);
     case OP_GATHER_OUTS:

@@ -121,6 +121,29 @@ void sl_op_linear(sl_program *p, sl_view src, const sl_linear *out, int n) {
     }
 }
 
+void sl_op_head_linear(sl_program *p, sl_view dst, sl_view src, const sl_head_linear *h) {
+    int32_t rows = h->transposed ? h->in_dim : h->out_dim, cols = h->transposed ? h->out_dim : h->in_dim;
+    if (h->heads < 1 || h->in_dim < 1 || h->out_dim < 1 || h->tail < 0) {
+        record_error(p, "head_linear heads", h->heads, 1);
+        return;
+    }
+    expect(p, "head_linear", src.cols, (int64_t)h->heads * (h->in_dim + h->tail));
+    expect(p, "head_linear dst", dst.cols, (int64_t)h->heads * (h->out_dim + h->tail));
+    expect_rows(p, "head_linear", dst, src.rows);
+    expect(p, "head_linear weight", h->weight->matrix.cols, cols);
+    expect(p, "head_linear weight rows", h->weight->matrix.rows, (int64_t)h->heads * h->rows_per_head);
+    if (h->first_row < 0 || (int64_t)h->first_row + rows > h->rows_per_head)
+        record_error(p, "head_linear rows", (int64_t)h->first_row + rows, h->rows_per_head);
+    op *o = append(p, OP_HEAD_LINEAR);
+    if (!o)
+        return;
+    o->dst = dst;
+    o->src = src;
+    o->u.head_linear.weight = *h->weight;
+    o->u.head_linear.h = *h;
+    o->u.head_linear.h.weight = NULL;
+}
+
 void sl_op_gate_up(sl_program *p, sl_view dst, sl_view src, const sl_weight *gate, const sl_weight *up) {
     expect(p, "gate", gate->matrix.cols, src.cols);
     expect(p, "up", up->matrix.cols, src.cols);
@@ -156,7 +179,8 @@ void sl_op_attention(sl_program *p, sl_view dst, sl_view q, sl_view k, sl_view v
     expect_rows(p, "attention dst", dst, SL_ROWS_ALL);
     expect_rows(p, "attention q", q, SL_ROWS_ALL);
     expect_rows(p, "attention k", k, SL_ROWS_ALL);
-    expect_rows(p, "attention v", v, SL_ROWS_ALL);
+    if (!a->value_dim)
+        expect_rows(p, "attention v", v, SL_ROWS_ALL);
     if (a->head_dim < 1)
         record_error(p, "attention head_dim", a->head_dim, 1);
     int64_t stride = a->head_stride ? a->head_stride : a->head_dim;
@@ -164,8 +188,11 @@ void sl_op_attention(sl_program *p, sl_view dst, sl_view q, sl_view k, sl_view v
         record_error(p, "attention head_stride", stride, a->head_dim);
     expect(p, "attention q", q.cols, (int64_t)(a->heads - 1) * stride + a->head_dim);
     expect(p, "attention k", k.cols, (int64_t)a->kv_heads * a->head_dim);
-    expect(p, "attention v", v.cols, (int64_t)a->kv_heads * a->head_dim);
-    expect(p, "attention dst", dst.cols, (int64_t)a->heads * a->head_dim);
+    if (!a->value_dim)
+        expect(p, "attention v", v.cols, (int64_t)a->kv_heads * a->head_dim);
+    else if (a->value_dim < 0 || a->value_dim > a->head_dim || a->kv_heads != 1 || a->gate.buffer)
+        record_error(p, "attention value_dim (one KV head, no gate)", a->value_dim, a->head_dim);
+    expect(p, "attention dst", dst.cols, (int64_t)a->heads * (a->value_dim ? a->value_dim : a->head_dim));
     if (a->gate.buffer) {
         expect_rows(p, "attention gate", a->gate, SL_ROWS_ALL);
         expect(p, "attention gate", a->gate.cols, q.cols);
@@ -180,7 +207,8 @@ void sl_op_attention(sl_program *p, sl_view dst, sl_view q, sl_view k, sl_view v
         expect(p, "attention k_norm", a->k_norm.matrix.cols, a->head_dim);
     if (a->kv_heads < 1 || a->heads < 1 || a->heads % a->kv_heads)
         record_error(p, "attention heads", a->heads, a->kv_heads);
-    if (a->rope.dims < 0 || a->rope.dims > a->head_dim || a->rope.dims % 2)
+    if (a->rope.dims < 0 || a->rope.first < 0 || a->rope.first > a->head_dim ||
+        a->rope.dims > a->head_dim - a->rope.first || a->rope.dims % 2)
         record_error(p, "attention rope", a->rope.dims, a->head_dim);
     op *o = append(p, OP_ATTENTION);
     if (!o)
@@ -380,14 +408,6 @@ uint64_t sl_ops_scratch_bytes(const sl_ops *o, int32_t max_rows, int32_t hidden,
 void sl_ops_set_experts(sl_ops *o, const sl_expert_source *source) {
     o->table->set_experts(o, source);
 }
-
-bool sl_ops_watch_moe(sl_ops *o, const sl_moe_watch *watch, sl_error *err) {
-    if (!o->table->watch_moe)
-        return sl_fail(err, SL_ERR_UNSUPPORTED, "the mixture of experts can be watched on the CPU only, not on %s",
-                       sl_ops_isa(o));
-    o->table->watch_moe(o, watch);
-    return true;
-}
 void sl_ops_set_kv(sl_ops *o, const sl_kv_layout *layout) {
     o->table->set_kv(o, layout);
 }
@@ -417,16 +437,18 @@ void sl_ops_set_timing(sl_ops *o, bool on) {
 }
 
 bool sl_kv_layout_init(sl_kv_layout *l, uint64_t slab_bytes, sl_error *err) {
-    if (l->layers < 1 || l->kv_heads < 1 || l->head_dim < 1)
-        return sl_fail(err, SL_ERR_ARGUMENT, "KV of %d layers, %d heads of %d", l->layers, l->kv_heads, l->head_dim);
+    if (l->layers < 1 || l->kv_heads < 1 || l->head_dim < 1 || l->planes < 0 || l->planes > 2)
+        return sl_fail(err, SL_ERR_ARGUMENT, "KV of %d layers, %d heads of %d, %d planes", l->layers, l->kv_heads,
+                       l->head_dim, l->planes);
     if (l->format == SL_KV_Q8_0 && l->head_dim % 32)
         return sl_fail(err, SL_ERR_UNSUPPORTED, "kv-type q8_0: head_dim %d is not a multiple of 32", l->head_dim);
     l->head_bytes = l->format == SL_KV_Q8_0  ? (uint64_t)l->head_dim / 32 * 34
                     : l->format == SL_KV_F16 ? (uint64_t)l->head_dim * 2
                                              : (uint64_t)l->head_dim * 4;
+    l->planes = l->planes ? l->planes : 2;
     uint64_t bytes;
     if (!sl_mul_u64(l->head_bytes * SL_KV_PAGE_TOKENS, (uint64_t)l->kv_heads, &l->plane_bytes) ||
-        !sl_mul_u64(l->plane_bytes, 2 * (uint64_t)l->layers, &bytes) || bytes > INT64_MAX / 2)
+        !sl_mul_u64(l->plane_bytes, (uint64_t)l->planes * (uint64_t)l->layers, &bytes) || bytes > INT64_MAX / 2)
         return sl_fail(err, SL_ERR_ARGUMENT, "KV of %d layers, %d heads of %d: size overflows", l->layers, l->kv_heads,
                        l->head_dim);
     l->block_bytes = sl_round_up(bytes, 64);

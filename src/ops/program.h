@@ -8,6 +8,7 @@ typedef enum op_kind {
     OP_EMBED,
     OP_RMS_NORM,
     OP_LINEAR,
+    OP_HEAD_LINEAR,
     OP_GATE_UP,
     OP_ATTENTION,
     OP_DELTA,
@@ -38,6 +39,10 @@ typedef struct op {
                 bool add;
             } out[MAX_LINEAR];
         } linear;
+        struct {
+            sl_weight weight;
+            sl_head_linear h; /* its weight is not used */
+        } head_linear;
         struct {
             sl_weight gate, up;
         } gate_up;
@@ -81,7 +86,6 @@ typedef struct sl_ops_table {
     uint64_t (*scratch_bytes)(const sl_ops *ops, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
                               int32_t heads, int32_t head_dim, const sl_delta *delta);
     void (*set_experts)(sl_ops *ops, const sl_expert_source *source);
-    void (*watch_moe)(sl_ops *ops, const sl_moe_watch *watch); /* NULL: cannot be watched */
     void (*set_kv)(sl_ops *ops, const sl_kv_layout *layout);
     bool (*add_kv_slab)(sl_ops *ops, void *slab, sl_error *err);
     void (*set_state)(sl_ops *ops, const sl_state_layout *layout);

@@ -141,6 +141,7 @@ static uint64_t attention_hash(const cpu_ops *o, cpu_kv_type type) {
                        .rows = QUERIES,
                        .group = GROUP,
                        .head_dim = DIM,
+                       .value_dim = DIM,
                        .position = KEYS - QUERIES,
                        .scale = 0.125f,
                        .type = type,

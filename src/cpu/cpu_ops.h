@@ -13,12 +13,8 @@ typedef enum cpu_kv_type { CPU_KV_F16, CPU_KV_Q8_0, CPU_KV_F32 } cpu_kv_type;
 enum { CPU_KV_PAGE = 64, CPU_KV_SPLIT = 512 };
 
 /* Causal attention of `rows` consecutive rows of one sequence for one kv head.
-<<<<<<< HEAD
- * q(row r, head g) = q + r * q_stride + g * q_head; dst alike, g * head_dim. With a gate, dst is multiplied with
+ * q(row r, head g) = q + r * q_stride + g * q_head; dst alike, g * value_dim. With a gate, dst is multiplied with
  * sigmoid(gate), which lies as q does. Row r attends positions 0..position + r, or the last
-=======
- * q(row r, head g) = q + r * q_stride + g * head_dim; dst alike, by value_dim. Row r attends positions 0..position + r, or the last
->>>>>>> 4f0bdd2 (wip)
  * `window` of them. A sink is a score beside the keys' that takes its share of the softmax and has no value.
  * page(ctx, i, &k, &v): K and V of the kv head in page i, [64][head_bytes]. */
 typedef struct cpu_attention {
@@ -29,7 +25,8 @@ typedef struct cpu_attention {
     const float *gate; /* NULL: none */
     int64_t gate_stride;
     int32_t rows, group, head_dim;
-    int32_t value_dim; /* columns of a value and of dst's head; below head_dim where page gives K as V (its head_bytes) */
+    int32_t
+        value_dim; /* columns of a value and of dst's head; below head_dim where page gives K as V (its head_bytes) */
     int32_t position;
     int32_t window;     /* 0: all positions */
     const float *sinks; /* [group]; NULL: none */

@@ -114,15 +114,9 @@ static void attend_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
         int32_t block = j->blocks - 1 - (int32_t)(item / a->kv_heads), head = (int32_t)(item % a->kv_heads);
         int32_t row = j->block_row[block];
         page_source pages = {j->r->o, &s->seqs[s->seq[row]], a->layer, head};
-<<<<<<< HEAD
-        int64_t first_head = (int64_t)head * group;
+        int64_t first_head = (int64_t)head * group, value_dim = a->value_dim ? a->value_dim : a->head_dim;
         cpu_attention c = {.q = j->q + row * j->q_stride + first_head * j->q_head,
-                           .dst = j->dst + row * j->dst_stride + first_head * a->head_dim,
-=======
-        int64_t column = (int64_t)head * group * a->head_dim, value_dim = a->value_dim ? a->value_dim : a->head_dim;
-        cpu_attention c = {.q = j->q + row * j->q_stride + column,
-                           .dst = j->dst + row * j->dst_stride + head * group * value_dim,
->>>>>>> 4f0bdd2 (wip)
+                           .dst = j->dst + row * j->dst_stride + first_head * value_dim,
                            .q_stride = j->q_stride,
                            .q_head = j->q_head,
                            .gate = j->gate ? j->gate + row * j->gate_stride + first_head * j->q_head : NULL,

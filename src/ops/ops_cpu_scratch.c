@@ -108,13 +108,9 @@ static void measure_op(const sl_ops_cpu *o, scratch_extent *e, int64_t rows, con
     else if (x->kind == OP_MOE)
         measure_moe(o, e, rows, x->dst.cols, &x->u.moe);
     else if (x->kind == OP_ATTENTION)
-<<<<<<< HEAD
-        measure_attention(e, a->heads, a->kv_heads, a->head_dim);
+        measure_attention(e, a->heads / a->kv_heads, a->head_dim);
     else if (x->kind == OP_DELTA)
         measure_delta(e, &x->u.delta.d);
-=======
-        measure_attention(e, a->heads / a->kv_heads, a->head_dim);
->>>>>>> 4f0bdd2 (wip)
 }
 
 /* Programs that were fitted before stay runnable: the extents only grow. */

@@ -328,6 +328,20 @@ sl_buffer sl_ops_scratch(sl_ops *ops, uint64_t bytes, sl_error *err);
 uint64_t sl_ops_scratch_bytes(const sl_ops *ops, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
                               int32_t heads, int32_t head_dim, const sl_delta *delta);
 void sl_ops_set_experts(sl_ops *ops, const sl_expert_source *source);
+
+/* Looks at the mixture of experts while it runs: which experts rows chose, and what these are multiplied with. Called on
+ * the step's thread. Either function may be NULL. */
+typedef struct sl_moe_watch {
+    void *self;
+    /* ids, weights: [step->rows][top_k], ids of a row ascending */
+    void (*routed)(void *self, const sl_moe *m, const sl_step *step, const int32_t *ids, const float *weights);
+    /* x[rows][cols]: the rows that came to the layer (inner false: what gate and up are multiplied with), or the inner
+     * rows of some of its experts (inner true: down). */
+    void (*inputs)(void *self, const sl_moe *m, bool inner, const float *x, int64_t stride, int32_t rows, int32_t cols);
+} sl_moe_watch;
+/* NULL ends it. Between steps. Only the CPU can be watched. */
+bool sl_ops_watch_moe(sl_ops *ops, const sl_moe_watch *watch, sl_error *err);
+
 /* KV slabs in order of block numbers; grows as the engine takes slabs. */
 void sl_ops_set_kv(sl_ops *ops, const sl_kv_layout *layout);
 bool sl_ops_add_kv_slab(sl_ops *ops, void *slab, sl_error *err);

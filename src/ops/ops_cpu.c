@@ -41,6 +41,10 @@ static void cpu_set_state(sl_ops *ops, const sl_state_layout *layout) {
     ops_memory_set_state(&((sl_ops_cpu *)ops)->known, layout);
 }
 
+static void cpu_watch_moe(sl_ops *ops, const sl_moe_watch *watch) {
+    ((sl_ops_cpu *)ops)->watch = watch ? *watch : (sl_moe_watch){0};
+}
+
 static void cpu_set_experts(sl_ops *ops, const sl_expert_source *source) {
     ((sl_ops_cpu *)ops)->known.experts = *source;
 }
@@ -222,6 +226,7 @@ static const sl_ops_table table = {
     .scratch = cpu_scratch_buffer,
     .scratch_bytes = cpu_scratch_bytes_for,
     .set_experts = cpu_set_experts,
+    .watch_moe = cpu_watch_moe,
     .set_kv = cpu_set_kv,
     .add_kv_slab = cpu_add_kv_slab,
     .set_state = cpu_set_state,

@@ -72,6 +72,7 @@ typedef struct sl_ops_cpu {
     sl_numeric numeric;
     int64_t rank_bytes; /* RANK_SCRATCH_BYTES; tests set others before a program is ended */
     cpu_scratch scratch;
+    sl_moe_watch watch;
     const sl_rope *rope_of; /* cos_sin is this rotation's for the running step; NULL: not yet made */
     sl_ops_times times;
 } sl_ops_cpu;

@@ -114,6 +114,8 @@ static void compute_inner(moe_run *x, const sl_expert_view *views, int n) {
     cpu_products(o, list, count);
     if (apart)
         sl_pool_run(o->pool, at, 4, activate_rows, x);
+    if (o->watch.inputs)
+        o->watch.inputs(o->watch.self, x->m, true, o->scratch.inner, x->inner_stride, at, x->inner);
     cpu_quantize_into(o, o->scratch.inner, x->inner_stride, at, x->inner, o->scratch.act_inner);
 }
 
@@ -358,6 +360,15 @@ static bool iterate(moe_run *x, int32_t n) {
     return ok;
 }
 
+static void tell_watch(const moe_run *x) {
+    const sl_moe_watch *w = &x->r->o->watch;
+    const cpu_scratch *s = &x->r->o->scratch;
+    if (w->routed)
+        w->routed(w->self, x->m, x->r->step, s->chosen, s->weight);
+    if (w->inputs)
+        w->inputs(w->self, x->m, false, x->src, x->src_stride, x->r->step->rows, x->hidden);
+}
+
 bool cpu_run_moe(cpu_run *r, const op *o) {
     const sl_moe *m = &o->u.moe;
     cpu_scratch *s = &r->o->scratch;
@@ -377,6 +388,7 @@ bool cpu_run_moe(cpu_run *r, const op *o) {
     cpu_route(r, m, x.src, x.src_stride, s->act);
     memset(s->sum, 0, (size_t)rows * (size_t)x.hidden * sizeof(float));
     int32_t n = wanted(&x);
+    tell_watch(&x);
     r->o->times.router += sl_now_ns() - t0;
     if (n == 0) /* every row has failed before */
         return true;

@@ -408,6 +408,14 @@ uint64_t sl_ops_scratch_bytes(const sl_ops *o, int32_t max_rows, int32_t hidden,
 void sl_ops_set_experts(sl_ops *o, const sl_expert_source *source) {
     o->table->set_experts(o, source);
 }
+
+bool sl_ops_watch_moe(sl_ops *o, const sl_moe_watch *watch, sl_error *err) {
+    if (!o->table->watch_moe)
+        return sl_fail(err, SL_ERR_UNSUPPORTED, "the mixture of experts can be watched on the CPU only, not on %s",
+                       sl_ops_isa(o));
+    o->table->watch_moe(o, watch);
+    return true;
+}
 void sl_ops_set_kv(sl_ops *o, const sl_kv_layout *layout) {
     o->table->set_kv(o, layout);
 }

@@ -152,8 +152,8 @@ const sl_tensor *sl_ckpt_find(const sl_ckpt *c, const char *name) {
 
 /* Other tools' quantisation leaves weights under other names; saying so explains a missing tensor. */
 static const char *foreign_method(const sl_ckpt *c) {
-    const json_t *q = json_object_get(c->json[CKPT_CONFIG], "quantization_config");
-    return json_string_value(json_object_get(q, "quant_method"));
+    const char *method = ckpt_quant_method(c->json[CKPT_CONFIG]);
+    return method && strcmp(method, "fp8") != 0 && strcmp(method, "mxfp4") != 0 ? method : NULL;
 }
 
 static bool fail_unreadable(const sl_ckpt *c, const ckpt_other *o, sl_error *err) {

@@ -25,17 +25,18 @@ typedef struct sl_extent {
     uint64_t bytes;
 } sl_extent;
 
-/* A logical tensor. An MLX-quantised weight (NAME.weight u32 + NAME.scales + NAME.biases) is one tensor NAME.weight
- * with three parts. */
+/* A logical tensor. A quantised weight that lies in several tensors of the file is one with as many parts: MLX's
+ * NAME.weight (u32) + NAME.scales (+ NAME.biases in mode affine) is NAME.weight; Hugging Face's NAME (F8_E4M3) +
+ * NAME_scale_inv is NAME, its NAME_blocks + NAME_scales (mxfp4) is NAME. */
 typedef struct sl_tensor {
     const char *name;
     sl_format_id format;
-    int32_t group;     /* affine only */
-    sl_format_id side; /* affine only */
+    int32_t group;     /* as in sl_matrix, if the scales are in a part of their own */
+    sl_format_id side; /* affine, FP8 */
     int32_t dims;
     int64_t shape[SL_MAX_DIMS]; /* outermost first, in weights (not packed words): [rows][cols] for a matrix, GGUF's
                                    order reversed */
-    int32_t parts;              /* 1, affine 3 */
+    int32_t parts;              /* 1; mxfp4_split, FP8 2; affine 3 */
     sl_extent part[3];
 } sl_tensor;
 
@@ -69,6 +70,8 @@ int64_t sl_tensor_elements(const sl_tensor *t);
 /* Slice `index` of the outermost dimension (an expert of a stacked tensor) as a tensor of one dimension less: its
  * extents are contiguous. */
 bool sl_tensor_slice(const sl_tensor *t, int64_t index, sl_tensor *out, sl_error *err);
+/* Rows [row0, row0 + rows) of a matrix tensor, whose extents are contiguous too; of FP8 from a block's first row. */
+bool sl_tensor_rows(const sl_tensor *t, int64_t row0, int64_t rows, sl_tensor *out, sl_error *err);
 /* The matrix layout of a 2-d (or 1-d: one row) tensor; part pointers NULL. */
 bool sl_tensor_matrix(const sl_tensor *t, sl_matrix *out, sl_error *err);
 

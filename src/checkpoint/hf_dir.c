@@ -227,7 +227,7 @@ bool hf_open(sl_ckpt *c, sl_error *err) {
     char *config_path = sl_path_join(c->path, json_files[CKPT_CONFIG]);
     bool ok = config_path || sl_fail(err, SL_ERR_MEMORY, "%s: out of memory", c->path);
     ok = ok && hf_load_side_files(c, err) && read_weights(c, &raws, err) &&
-         mlx_group_tensors(c, &raws, c->json[CKPT_CONFIG], config_path, err);
+         ckpt_group_tensors(c, &raws, c->json[CKPT_CONFIG], config_path, err);
     ckpt_raws_free(&raws);
     free(config_path);
     return ok;

@@ -210,9 +210,11 @@ bool pack_open(sl_ckpt *c, sl_error *err);
 /* Is there a pack, or an unfinished one? */
 bool pack_is_dir(const char *dir);
 void pack_free(struct pack *p);
-/* Turns the raw tensors into logical ones: MLX's weight, scales and biases become one. Takes names out of r. config is
- * what config.json holds, config_path how errors name it. */
-bool mlx_group_tensors(sl_ckpt *c, ckpt_raws *r, const json_t *config, const char *config_path, sl_error *err);
+/* Turns the raw tensors into logical ones: those that are parts of a quantised weight become one (group.h). Takes names
+ * out of r. config is what config.json holds, config_path how errors name it. */
+bool ckpt_group_tensors(sl_ckpt *c, ckpt_raws *r, const json_t *config, const char *config_path, sl_error *err);
+/* quantization_config.quant_method of config.json, or NULL. */
+const char *ckpt_quant_method(const json_t *config);
 
 /* A name that is one plain component of a path: not empty, "." or "..", no slash, backslash or control byte. */
 bool ckpt_plain_name(const char *s);

@@ -69,3 +69,28 @@ bool sl_tensor_matrix(const sl_tensor *t, sl_matrix *out, sl_error *err) {
     }
     return true;
 }
+
+bool sl_tensor_rows(const sl_tensor *t, int64_t row0, int64_t rows, sl_tensor *out, sl_error *err) {
+    sl_matrix m, view;
+    if (!sl_tensor_matrix(t, &m, err)) {
+        return false;
+    }
+    if (row0 < 0 || rows < 1 || row0 > m.rows - rows) {
+        return sl_fail(err, SL_ERR_ARGUMENT, "tensor \"%s\": rows %" PRId64 " to %" PRId64 " of %" PRId64, t->name,
+                       row0, row0 + rows - 1, m.rows);
+    }
+    view = sl_matrix_rows(&m, row0, rows);
+    if (view.row_in_block != 0) {
+        return sl_fail(err, SL_ERR_UNSUPPORTED,
+                       "tensor \"%s\": %s rows from %" PRId64 ", expected from a multiple of %" PRId32, t->name,
+                       sl_format_get(t->format)->name, row0, m.group);
+    }
+    *out = *t;
+    for (int32_t i = 0; i < t->parts; i++) {
+        sl_matrix before = sl_matrix_rows(&m, 0, row0);
+        out->part[i].offset += sl_matrix_part_bytes(&before, i);
+        out->part[i].bytes = sl_matrix_part_bytes(&view, i);
+    }
+    out->shape[0] = rows;
+    return true;
+}

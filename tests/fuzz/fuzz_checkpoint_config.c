@@ -78,7 +78,7 @@ static void group(json_t *config, choices *bytes) {
     check(c != NULL);
     c->files = files;
     fill_raws(&raws, bytes);
-    bool ok = mlx_group_tensors(c, &raws, config, "config.json", &err);
+    bool ok = ckpt_group_tensors(c, &raws, config, "config.json", &err);
     check(ok || err.code != SL_OK);
     for (size_t i = 0; i < c->tensor_count; i++) {
         check_tensor(c, &c->tensors[i]);

@@ -117,6 +117,110 @@ static void overrides(void **state) {
     }
 }
 
+/* All widths: words of 3, 5 and 6 bits hold codes that cross their boundaries. */
+static void every_width(void **state) {
+    static const int widths[] = {2, 3, 4, 5, 6, 8};
+    for (size_t i = 0; i < SL_COUNT(widths); i++) {
+        char config[100], shape[16];
+        int words = 128 * widths[i] / 32;
+        snprintf(config, sizeof config, "{\"quantization\":{\"group_size\":128,\"bits\":%d}}", widths[i]);
+        snprintf(shape, sizeof shape, "[3,%d]", words);
+        triple t = {"U32", shape, 12 * words, "F32", "[3,1]", 12, "F32", "[3,1]", 12};
+        sl_error err;
+        sl_ckpt *c = open_triple(config, &t, &err);
+        if (!c) {
+            fail_msg("%s", err.message);
+        }
+        sl_matrix m;
+        const sl_tensor *w = sl_ckpt_find(c, "m.weight");
+        assert_int_equal(sl_format_get(w->format)->bits, widths[i]);
+        assert_int_equal(w->shape[1], 128);
+        assert_true(sl_tensor_matrix(w, &m, &err));
+        sl_ckpt_close(c);
+    }
+}
+
+static const triple mxfp4 = {"U32", "[3,8]", 96, "U8", "[3,2]", 6, NULL, "", 0};
+
+static void mode_mxfp4(void **state) {
+    static const char *const configs[] = {
+        "{\"quantization\":{\"group_size\":32,\"bits\":4,\"mode\":\"mxfp4\"}}",
+        "{\"quantization\":{\"group_size\":64,\"bits\":8,\"m\":{\"mode\":\"mxfp4\"}}}",
+        "{\"quantization\":{\"group_size\":64,\"bits\":8,\"m\":{\"mode\":\"mxfp4\",\"bits\":4,\"group_size\":32}}}",
+    };
+    for (size_t i = 0; i < SL_COUNT(configs); i++) {
+        sl_error err;
+        sl_ckpt *c = open_triple(configs[i], &mxfp4, &err);
+        if (!c) {
+            fail_msg("%s", err.message);
+        }
+        const sl_tensor *t = sl_ckpt_find(c, "m.weight");
+        assert_int_equal(t->format, SL_MXFP4_SPLIT);
+        assert_int_equal(t->parts, 2);
+        assert_int_equal(t->shape[0], 3);
+        assert_int_equal(t->shape[1], 64);
+        assert_int_equal(t->part[1].offset, t->part[0].offset + 96);
+        sl_matrix m;
+        assert_true(sl_tensor_matrix(t, &m, &err));
+        assert_int_equal(m.row_bytes[0], 32);
+        assert_int_equal(m.row_bytes[1], 2);
+        sl_ckpt_close(c);
+    }
+}
+
+/* In a model of mode mxfp4 an override without a mode is affine, as in MLX's own library. */
+static void override_without_mode_is_affine(void **state) {
+    sl_error err;
+    sl_ckpt *c = open_triple("{\"quantization\":{\"group_size\":32,\"bits\":4,\"mode\":\"mxfp4\",\"m\":{\"bits\":4}}}",
+                             &good, &err);
+    if (!c) {
+        fail_msg("%s", err.message);
+    }
+    assert_int_equal(sl_ckpt_find(c, "m.weight")->format, SL_AFFINE4);
+    sl_ckpt_close(c);
+}
+
+static void mxfp4_that_does_not_fit(void **state) {
+    static const struct {
+        triple t;
+        const char *one, *two;
+    } rows[] = {
+        {{"U32", "[3,8]", 96, NULL, "", 0, NULL, "", 0}, "\"m.weight\"", ".scales are missing"},
+        {{"U32", "[3,8]", 96, "BF16", "[3,2]", 12, NULL, "", 0},
+         "\"m.weight\"",
+         "scales are BF16, expected U8 in mode mxfp4"},
+        {{"U32", "[3,8]", 96, "U8", "[2,3]", 6, NULL, "", 0},
+         "\"m.weight\"",
+         "shapes of .weight and .scales do not go together"},
+        {{"U32", "[3,8]", 96, "U8", "[3,1]", 3, NULL, "", 0},
+         "8 words of 4-bit codes are 64 columns",
+         "1 scales for groups of 32"},
+    };
+    for (size_t i = 0; i < SL_COUNT(rows); i++) {
+        fails("{\"quantization\":{\"group_size\":32,\"bits\":4,\"mode\":\"mxfp4\"}}", &rows[i].t, SL_ERR_FORMAT,
+              rows[i].one, rows[i].two);
+    }
+}
+
+/* MLX writes its parameters twice; where a method of Hugging Face's is named beside them, MLX's own field counts. */
+static void names_of_the_field(void **state) {
+    static const char *const configs[] = {
+        "{\"quantization_config\":{\"group_size\":64,\"bits\":4}}",
+        "{\"quantization\":null,\"quantization_config\":{\"group_size\":64,\"bits\":4}}",
+        "{\"quantization\":{\"group_size\":64,\"bits\":4},\"quantization_config\":{\"quant_method\":\"fp8\"}}",
+        "{\"text_config\":{\"quantization\":{\"group_size\":64,\"bits\":4}}}",
+    };
+    for (size_t i = 0; i < SL_COUNT(configs); i++) {
+        sl_error err;
+        sl_ckpt *c = open_triple(configs[i], &good, &err);
+        if (!c) {
+            fail_msg("%s: %s", configs[i], err.message);
+        }
+        assert_int_equal(sl_ckpt_find(c, "m.weight")->format, SL_AFFINE4);
+        sl_ckpt_close(c);
+    }
+}
+
 /* Experts stacked: [experts][rows][words]; a slice is one expert with its three parts. */
 static void stacked_experts(void **state) {
     static const triple stacked = {"U32", "[5,3,16]", 960, "F32", "[5,3,2]", 120, "F32", "[5,3,2]", 120};
@@ -158,17 +262,18 @@ static void config_that_cannot_be(void **state) {
         {"{\"quantization\":{\"group_size\":-64,\"bits\":4}}", SL_ERR_FORMAT,
          "group_size is not a small positive integer"},
         {"{\"quantization\":{\"group_size\":9007199254740993,\"bits\":4}}", SL_ERR_FORMAT, "not a small positive"},
-        {"{\"quantization\":{\"group_size\":64,\"bits\":2}}", SL_ERR_UNSUPPORTED,
-         "quantization.bits is 2, expected 4 or 8 (tensor \"m.weight\")"},
-        {"{\"quantization\":{\"group_size\":64,\"bits\":3}}", SL_ERR_UNSUPPORTED, "quantization.bits is 3"},
-        {"{\"quantization\":{\"group_size\":64,\"bits\":5}}", SL_ERR_UNSUPPORTED, "quantization.bits is 5"},
-        {"{\"quantization\":{\"group_size\":64,\"bits\":6}}", SL_ERR_UNSUPPORTED, "quantization.bits is 6"},
-        {"{\"quantization\":{\"group_size\":64,\"bits\":4,\"m\":{\"bits\":6}}}", SL_ERR_UNSUPPORTED,
-         "quantization.m.bits is 6, expected 4 or 8 (tensor \"m.weight\")"},
-        {"{\"quantization\":{\"group_size\":32,\"bits\":4,\"mode\":\"mxfp4\"}}", SL_ERR_UNSUPPORTED,
-         "quantization.mode is \"mxfp4\", expected \"affine\" (tensor \"m.weight\")"},
-        {"{\"quantization\":{\"group_size\":64,\"bits\":4,\"m\":{\"mode\":\"nvfp4\"}}}", SL_ERR_UNSUPPORTED,
-         "quantization.m.mode is \"nvfp4\""},
+        {"{\"quantization\":{\"group_size\":64,\"bits\":1}}", SL_ERR_UNSUPPORTED,
+         "quantization.bits is 1, expected 2, 3, 4, 5, 6 or 8 (tensor \"m.weight\")"},
+        {"{\"quantization\":{\"group_size\":64,\"bits\":7}}", SL_ERR_UNSUPPORTED, "quantization.bits is 7"},
+        {"{\"quantization\":{\"group_size\":64,\"bits\":1048576}}", SL_ERR_UNSUPPORTED, "quantization.bits is 1048576"},
+        {"{\"quantization\":{\"group_size\":64,\"bits\":4,\"m\":{\"bits\":16}}}", SL_ERR_UNSUPPORTED,
+         "quantization.m.bits is 16, expected 2, 3, 4, 5, 6 or 8 (tensor \"m.weight\")"},
+        {"{\"quantization_config\":{\"group_size\":64,\"bits\":4,\"m\":{\"bits\":16}}}", SL_ERR_UNSUPPORTED,
+         "quantization_config.m.bits is 16"},
+        {"{\"quantization\":{\"group_size\":64,\"bits\":4,\"mode\":\"nvfp4\"}}", SL_ERR_UNSUPPORTED,
+         "quantization.mode is \"nvfp4\", expected \"affine\" or \"mxfp4\" (tensor \"m.weight\")"},
+        {"{\"quantization\":{\"group_size\":64,\"bits\":4,\"m\":{\"mode\":\"mxfp8\"}}}", SL_ERR_UNSUPPORTED,
+         "quantization.m.mode is \"mxfp8\""},
         {"{\"quantization\":{\"group_size\":64,\"bits\":4,\"mode\":7}}", SL_ERR_UNSUPPORTED,
          "quantization.mode is \"?\""},
         {"{\"quantization\":{\"group_size\":64,\"bits\":4,\"m\":false}}", SL_ERR_FORMAT,
@@ -180,6 +285,16 @@ static void config_that_cannot_be(void **state) {
         {"{\"quantization\":{\"group_size\":32,\"bits\":4}}", SL_ERR_FORMAT,
          "tensor \"m.weight\": 8 words of 4-bit codes are 64 columns, but 1 scales for groups of 32 are 32"},
         {"{\"quantization\":{\"group_size\":64,\"bits\":8}}", SL_ERR_FORMAT, "8 words of 8-bit codes are 32 columns"},
+        {"{\"quantization\":{\"group_size\":64,\"bits\":2}}", SL_ERR_FORMAT, "8 words of 2-bit codes are 128 columns"},
+        {"{\"quantization\":{\"group_size\":64,\"bits\":3}}", SL_ERR_FORMAT, "8 words of 3-bit codes are 85 columns"},
+        {"{\"quantization\":{\"group_size\":64,\"bits\":5}}", SL_ERR_FORMAT, "8 words of 5-bit codes are 51 columns"},
+        {"{\"quantization\":{\"group_size\":64,\"bits\":6}}", SL_ERR_FORMAT, "8 words of 6-bit codes are 42 columns"},
+        {"{\"quantization\":{\"group_size\":32,\"bits\":8,\"mode\":\"mxfp4\"}}", SL_ERR_FORMAT,
+         "quantization.bits is 8, expected 4 in mode mxfp4 (tensor \"m.weight\")"},
+        {"{\"quantization\":{\"group_size\":64,\"bits\":4,\"mode\":\"mxfp4\"}}", SL_ERR_FORMAT,
+         "quantization.group_size is 64, expected 32 in mode mxfp4"},
+        {"{\"quantization\":{\"group_size\":32,\"bits\":4,\"mode\":\"mxfp4\"}}", SL_ERR_FORMAT,
+         "tensor \"m.weight\": has .biases, but its mode is mxfp4, which has none"},
     };
     for (size_t i = 0; i < SL_COUNT(rows); i++) {
         fails(rows[i].config, &good, rows[i].code, rows[i].one, rows[i].code == SL_ERR_FORMAT ? "" : "config.json: ");
@@ -222,9 +337,17 @@ static void override_for_a_weight_that_is_not_packed(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(three_become_one),      cmocka_unit_test(overrides),
-        cmocka_unit_test(stacked_experts),       cmocka_unit_test(config_that_cannot_be),
-        cmocka_unit_test(parts_that_do_not_fit), cmocka_unit_test(override_for_a_weight_that_is_not_packed),
+        cmocka_unit_test(three_become_one),
+        cmocka_unit_test(overrides),
+        cmocka_unit_test(stacked_experts),
+        cmocka_unit_test(config_that_cannot_be),
+        cmocka_unit_test(parts_that_do_not_fit),
+        cmocka_unit_test(override_for_a_weight_that_is_not_packed),
+        cmocka_unit_test(every_width),
+        cmocka_unit_test(mode_mxfp4),
+        cmocka_unit_test(mxfp4_that_does_not_fit),
+        cmocka_unit_test(override_without_mode_is_affine),
+        cmocka_unit_test(names_of_the_field),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

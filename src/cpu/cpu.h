@@ -12,19 +12,26 @@
  * A block with amax < 2^-100 counts as zeros. A block that holds a NaN or an infinity gets d = xs = NaN and q = 0: its
  * row of y is NaN, never a plausible number.
  *
- * Mode q8, weights. 32 codes of a row times 32 q make one exact integer I_b, constant offsets of codes and Q6_K's two
- * int8 sub-scales included. s_b and m_b are scale and bias of the block in f32:
- *     Q4_0, Q5_0, Q8_0, Q6_K   s = d
- *     Q4_1, Q5_1, affine       s = d (scale), m = m (bias)
- *     Q4_K, Q5_K               s = d * sc, m = -(dmin * min)
+ * Mode q8, weights. 32 codes of a row times 32 q make one exact integer I_b, constant offsets of codes and integer
+ * scales of half blocks included (Q2_K, Q3_K, Q6_K). The codes of IQ4_NL, IQ4_XS, MXFP4 are the int8 values that they
+ * stand for (MXFP4: doubled). s_b and m_b are scale and bias of the block in f32:
+ *     Q4_0, Q5_0, Q8_0, Q6_K, Q3_K, IQ4_NL   s = d
+ *     IQ4_XS                                 s = d * sc
+ *     MXFP4                                  s = 2^(e - 128)
+ *     Q4_1, Q5_1, affine                     s = d (scale), m = m (bias)
+ *     Q4_K, Q5_K                             s = d * sc, m = -(dmin * min)
+ *     Q2_K                                   s = d; M_b below
  *
  * Mode q8, sum. Four partial sums from +0, blocks b ascending, b into number b mod 4:
  *     a = fma(s_b * d_b, (float)I_b, a), then, for formats with a bias, a = fma(m_b, xs_b, a)
+ * (Q2_K: a = fma(dmin * d_b, (float)M_b, a), M_b the exact integer - sum over both halves of min * (sum of q)),
  * and y = (a0 + a2) + (a1 + a3). Why so: a matvec reduces the integers of 4 rows x 4 blocks to one 16-lane vector and
  * does the f32 work on that; a tile has rows as lanes and walks the blocks by b mod 4. Both give these bits.
  *
- * Mode q8, F32, F16, BF16 weights. Activations stay f32. 16 partial sums p[k mod 16] = fma(x_k, w_k, p), k ascending,
- * folded in halves: p[j] += p[j + 8] for j < 8, then + 4, + 2, + 1.
+ * Mode q8, F32, F16, BF16, FP8 weights. Activations stay f32; w of FP8 is (value of code) * scale, rounded: with scales
+ * of any size there is no integer form. 16 partial sums p[k mod 16] = fma(x_k, w_k, p), k ascending,
+ * folded in halves: p[j] += p[j + 8] for j < 8, then + 4, + 2, + 1. Formats that are not named here: the same with
+ * dequantised weights (quant.h): correct, and slow for few rows.
  *
  * Mode exact (scalar code, the oracle; any format). f32 activations and dequantised weights, 8 partial sums by k mod 8
  * in double, folded in halves, rounded to f32 once.
@@ -50,9 +57,9 @@ enum { CPU_ROW_GRAIN = 32 };
 typedef struct cpu_rows {
     int64_t cols;
     int64_t n;
-    const float *x; /* f32 rows at x + r * ldx: read for F32, F16, BF16 weights and in mode exact; else may be NULL */
+    const float *x; /* f32 rows at x + r * ldx: read in mode exact and where activations stay f32; else may be NULL */
     int64_t ldx;
-    const void *q; /* rows made by `quantize`, 64-byte aligned: read for other formats in mode q8; else may be NULL */
+    const void *q; /* rows made by `quantize`, 64-byte aligned: read where activations are integers; else may be NULL */
     const int32_t *index; /* row i of y is made from row index[i] of x and q; NULL: from row i */
 } cpu_rows;
 

@@ -3,25 +3,9 @@
 #ifndef SL_CPU_AVX2_H
 #define SL_CPU_AVX2_H
 
-#include "cpu/cpu_quad.h"
-
-#include <immintrin.h>
-
-CPU_INLINE __m256i load256(const void *p) {
-    return _mm256_loadu_si256((const __m256i *)p);
-}
-
-CPU_INLINE __m128i load128(const void *p) {
-    return _mm_loadu_si128((const __m128i *)p);
-}
+#include "cpu/cpu_x86.h"
 
 /* ---- codes ---- */
-
-/* 16 packed bytes: low nibbles in the low half. */
-CPU_INLINE __m256i nibbles(const uint8_t *p) {
-    __m128i v = load128(p);
-    return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(v, 4), v), _mm256_set1_epi8(15));
-}
 
 CPU_INLINE __m256i sixteen_where(__m256i bits, __m256i select) {
     return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(bits, select), select), _mm256_set1_epi8(16));
@@ -49,19 +33,19 @@ CPU_INLINE __m256i codes_q6_k(const uint8_t *p, int run) {
     return _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(15)), _mm256_and_si256(high, _mm256_set1_epi8(0x30)));
 }
 
-/* The 32 codes of block j: unsigned; signed for Q8_0, and less 128 for AFFINE8;
- * even columns first for AFFINE4. */
+/* The 32 codes of block j: unsigned, those of Q3_K plus 32; signed where cpu_is_signed, and less 128 for AFFINE8; even
+ * columns first for AFFINE4. */
 CPU_INLINE __m256i load_codes(sl_format_id f, const quad *q, int j) {
     const uint8_t *p = q->p[j];
     switch (f) {
     case SL_Q4_0:
-        return nibbles(p + 2);
+        return nibbles256(p + 2);
     case SL_Q4_1:
-        return nibbles(p + 4);
+        return nibbles256(p + 4);
     case SL_Q5_0:
-        return _mm256_or_si256(nibbles(p + 6), high_word(p + 2));
+        return _mm256_or_si256(nibbles256(p + 6), high_word(p + 2));
     case SL_Q5_1:
-        return _mm256_or_si256(nibbles(p + 8), high_word(p + 4));
+        return _mm256_or_si256(nibbles256(p + 8), high_word(p + 4));
     case SL_Q8_0:
         return load256(p + 2);
     case SL_Q4_K:
@@ -70,25 +54,21 @@ CPU_INLINE __m256i load_codes(sl_format_id f, const quad *q, int j) {
     case SL_Q6_K:
         return codes_q6_k(p, 4 * q->half + j);
     case SL_AFFINE4:
-        return nibbles(p);
-    default:
+        return nibbles256(p);
+    case SL_AFFINE8:
         return _mm256_xor_si256(load256(p), _mm256_set1_epi8((char)0x80));
+    default:
+        return unpack_codes(f, q, j);
     }
 }
 
 /* ---- scales ---- */
 
-typedef struct scales {
-    __m128 s, m;
-} scales;
-
-CPU_INLINE __m128 halves(uint64_t words) {
-    return _mm_cvtph_ps(_mm_cvtsi64_si128((int64_t)words));
-}
+typedef scales4 scales;
 
 CPU_INLINE __m128 scaled_bytes(const uint8_t *half, uint32_t bytes) {
     __m128i v = _mm_cvtepu8_epi32(_mm_cvtsi32_si128((int)bytes));
-    return _mm_mul_ps(_mm_set1_ps(_cvtsh_ss(quant_u16(half))), _mm_cvtepi32_ps(v));
+    return _mm_mul_ps(half_over(half), _mm_cvtepi32_ps(v));
 }
 
 CPU_INLINE __m128 side_four(const sl_matrix *w, const quad *q, int part, int64_t row) {
@@ -96,7 +76,7 @@ CPU_INLINE __m128 side_four(const sl_matrix *w, const quad *q, int part, int64_t
     float out[4];
     switch (w->side) {
     case SL_F16:
-        return halves(quad_group_words(q, p));
+        return four_halves(quad_group_words(q, p));
     case SL_BF16:
         return _mm_castsi128_ps(
             _mm_unpacklo_epi16(_mm_setzero_si128(), _mm_cvtsi64_si128((int64_t)quad_group_words(q, p))));
@@ -111,20 +91,22 @@ CPU_INLINE scales load_scales(sl_format_id f, const sl_matrix *w, const quad *q,
     case SL_Q4_0:
     case SL_Q5_0:
     case SL_Q8_0:
-        return (scales){.s = halves(quad_words(q, 0))};
+        return (scales){.s = four_halves(quad_words(q, 0))};
     case SL_Q4_1:
     case SL_Q5_1:
-        return (scales){halves(quad_words(q, 0)), halves(quad_words(q, 2))};
+        return (scales){four_halves(quad_words(q, 0)), four_halves(quad_words(q, 2))};
     case SL_Q6_K:
-        return (scales){.s = _mm_set1_ps(_cvtsh_ss(quant_u16(q->p[0] + 208)))};
+        return (scales){.s = half_over(q->p[0] + 208)};
     case SL_Q4_K:
     case SL_Q5_K: {
         quad_k k = quad_k_scales(q);
         return (scales){scaled_bytes(q->p[0], k.scale),
                         _mm_xor_ps(scaled_bytes(q->p[0] + 2, k.min), _mm_set1_ps(-0.0f))};
     }
+    case SL_MXFP4_SPLIT:
+        return (scales){.s = four_e8m0_split(quad_group_bytes(q, w->part[1] + (uint64_t)row * w->row_bytes[1]))};
     default:
-        return (scales){side_four(w, q, 1, row), side_four(w, q, 2, row)};
+        return cpu_is_affine(f) ? (scales){side_four(w, q, 1, row), side_four(w, q, 2, row)} : unpack_scales(f, q);
     }
 }
 

@@ -7,41 +7,17 @@
 #ifndef SL_CPU_AVX512_H
 #define SL_CPU_AVX512_H
 
-#include "cpu/cpu_matmul.h"
-#include "quant/quant_bits.h"
-
-#include <immintrin.h>
+#include "cpu/cpu_x86.h"
 
 /* ---- geometry ---- */
 
 /* A unit is what a format's scales are read for at once: one step, or the two of a 256-weight block. */
 CPU_INLINE int unit_steps(sl_format_id f) {
-    return f == SL_Q4_K || f == SL_Q5_K || f == SL_Q6_K ? 2 : 1;
+    return quad_per_turn(f);
 }
 
 CPU_INLINE int64_t unit_bytes(sl_format_id f) {
-    switch (f) {
-    case SL_Q4_0:
-        return 4 * 18;
-    case SL_Q4_1:
-        return 4 * 20;
-    case SL_Q5_0:
-        return 4 * 22;
-    case SL_Q5_1:
-        return 4 * 24;
-    case SL_Q8_0:
-        return 4 * 34;
-    case SL_Q4_K:
-        return 144;
-    case SL_Q5_K:
-        return 176;
-    case SL_Q6_K:
-        return 210;
-    case SL_AFFINE4:
-        return 4 * 16;
-    default:
-        return 4 * 32;
-    }
+    return quad_block_bytes(f) * (quad_is_half(f) ? 1 : 4);
 }
 
 enum { UNIT_BYTES_MAX = 210 };
@@ -54,12 +30,6 @@ typedef struct codes {
 
 CPU_INLINE __m512i load512(const void *p) {
     return _mm512_loadu_si512(p);
-}
-CPU_INLINE __m256i load256(const void *p) {
-    return _mm256_loadu_si256((const __m256i *)p);
-}
-CPU_INLINE __m128i load128(const void *p) {
-    return _mm_loadu_si128((const __m128i *)p);
 }
 
 /* Q4_0 and Q4_1 take codes and scales from the same first 64 bytes of a unit. Unaligned loads of 64 bytes are what
@@ -170,6 +140,50 @@ CPU_INLINE codes codes_q6_k(const uint8_t *p, int step) {
     return from_whole(c.lo, c.hi); /* runs 0, 1 and 2, 3 */
 }
 
+/* Codes of 2, 3, 5 or 6 bits, four blocks in one stream: eight of them are brought to each 64-bit lane, and spread. */
+#define STREAM_BYTES(at) (at), (at) + 1, (at) + 2, (at) + 3, (at) + 4, (at) + 5, (at) + 6, (at) + 7
+#define STREAM(bits, at)                                                                                               \
+    ((__m512i)(__v64qi){STREAM_BYTES((char)(at)), STREAM_BYTES((char)((at) + (bits))),                                 \
+                        STREAM_BYTES((char)((at) + 4 * (bits))), STREAM_BYTES((char)((at) + 5 * (bits))),              \
+                        STREAM_BYTES((char)((at) + 8 * (bits))), STREAM_BYTES((char)((at) + 9 * (bits))),              \
+                        STREAM_BYTES((char)((at) + 12 * (bits))), STREAM_BYTES((char)((at) + 13 * (bits)))})
+
+CPU_INLINE __m512i spread_stream(int bits, __m512i a, __m512i b, __m512i pick) {
+    const uint64_t shifts = 0x0706050403020100u * (uint64_t)bits;
+    __m512i v = bits < 5 ? _mm512_permutexvar_epi8(pick, a) : _mm512_permutex2var_epi8(a, pick, b);
+    v = _mm512_multishift_epi64_epi8(_mm512_set1_epi64((int64_t)shifts), v);
+    return _mm512_and_si512(v, _mm512_set1_epi8((char)((1 << bits) - 1)));
+}
+
+CPU_INLINE codes codes_stream_four(int bits, const uint8_t *p) {
+    __m512i a, b = _mm512_setzero_si512();
+    if (bits == 2) {
+        a = _mm512_castsi256_si512(load256(p));
+    } else if (bits == 3) {
+        a = _mm512_inserti32x4(_mm512_castsi256_si512(load256(p)), load128(p + 32), 2);
+    } else {
+        a = load512(p);
+        b = bits == 5 ? _mm512_castsi128_si512(load128(p + 64)) : _mm512_castsi256_si512(load256(p + 64));
+    }
+    return (codes){spread_stream(bits, a, b, STREAM(bits, 0)), spread_stream(bits, a, b, STREAM(bits, 2 * bits))};
+}
+
+/* A step of the unit at p as a quad. */
+CPU_INLINE quad unit_quad(sl_format_id f, const uint8_t *p, int step) {
+    const int64_t n = quad_is_half(f) ? 0 : quad_block_bytes(f);
+    return (quad){.p = {p, p + n, p + 2 * n, p + 3 * n}, .half = step};
+}
+
+/* Block by block; signed codes plus 128. */
+CPU_INLINE codes unpack_step(sl_format_id f, const uint8_t *p, int step) {
+    quad q = unit_quad(f, p, step);
+    __m512i a = _mm512_inserti64x4(_mm512_castsi256_si512(unpack_codes(f, &q, 0)), unpack_codes(f, &q, 1), 1);
+    __m512i b = _mm512_inserti64x4(_mm512_castsi256_si512(unpack_codes(f, &q, 2)), unpack_codes(f, &q, 3), 1);
+    codes c = from_whole(a, b);
+    const __m512i flip = _mm512_set1_epi8((char)0x80);
+    return cpu_is_signed(f) ? (codes){_mm512_xor_si512(c.lo, flip), _mm512_xor_si512(c.hi, flip)} : c;
+}
+
 /* Step `step` of the unit at p with head `head`. */
 CPU_INLINE codes load_codes(sl_format_id f, const uint8_t *p, __m512i head, int step) {
     switch (f) {
@@ -191,15 +205,18 @@ CPU_INLINE codes load_codes(sl_format_id f, const uint8_t *p, __m512i head, int 
         return codes_q6_k(p, step);
     case SL_AFFINE4:
         return nibbles(load512(p));
-    default:
+    case SL_AFFINE8:
         return from_whole(load512(p), load512(p + 64));
+    default:
+        return cpu_stream_bits(f) ? codes_stream_four(cpu_stream_bits(f), p) : unpack_step(f, p, step);
     }
 }
 
 /* ---- scales ---- */
 
 typedef struct scales {
-    __m512 s, m;
+    __m512 s, m;    /* m of Q2_K: dmin */
+    __m512i minima; /* Q2_K: of the two halves, 16 bits each */
 } scales;
 
 /* Words a, b, c, d of each row's head, as floats in [4][row] order. */
@@ -254,17 +271,52 @@ CPU_INLINE void scales_k(const uint8_t *const p[4], scales out[2]) {
     __m128i sc1 = _mm_or_si128(_mm_and_si128(w2, low4), _mm_and_si128(_mm_srli_epi16(w0, 2), bits45));
     __m128i min1 =
         _mm_or_si128(_mm_and_si128(_mm_srli_epi16(w2, 4), low4), _mm_and_si128(_mm_srli_epi16(w1, 2), bits45));
-    out[0] = (scales){scaled_bytes(d, _mm_and_si128(w0, low6)), scaled_bytes(minus_dmin, _mm_and_si128(w1, low6))};
-    out[1] = (scales){scaled_bytes(d, sc1), scaled_bytes(minus_dmin, min1)};
+    out[0] =
+        (scales){.s = scaled_bytes(d, _mm_and_si128(w0, low6)), .m = scaled_bytes(minus_dmin, _mm_and_si128(w1, low6))};
+    out[1] = (scales){.s = scaled_bytes(d, sc1), .m = scaled_bytes(minus_dmin, min1)};
 }
 
-CPU_INLINE void scales_q6_k(const uint8_t *const p[4], scales out[2]) {
-    __m128i h = _mm_setr_epi16((short)quant_u16(p[0] + 208), (short)quant_u16(p[1] + 208), (short)quant_u16(p[2] + 208),
-                               (short)quant_u16(p[3] + 208), 0, 0, 0, 0);
-    out[0].s = out[1].s = _mm512_broadcast_f32x4(_mm_cvtph_ps(h));
+/* The half `at` bytes into each row's block. */
+CPU_INLINE __m512 half_of_rows(const uint8_t *const p[4], int64_t at) {
+    __m128i h = _mm_setr_epi16((short)quant_u16(p[0] + at), (short)quant_u16(p[1] + at), (short)quant_u16(p[2] + at),
+                               (short)quant_u16(p[3] + at), 0, 0, 0, 0);
+    return _mm512_broadcast_f32x4(_mm_cvtph_ps(h));
 }
 
-/* Scales (and biases where the format has them) of the unit at p[row]; not affine. */
+/* A byte of each block of a step, rows by quads, as integers in [4][row] order. */
+CPU_INLINE __m512i bytes_of_rows(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    return _mm512_cvtepu8_epi32(transpose_bytes(_mm_setr_epi32((int)a, (int)b, (int)c, (int)d)));
+}
+
+CPU_INLINE __m512 scales_iq4_xs(const uint8_t *const p[4], int step) {
+    quad q[4] = {unit_quad(SL_IQ4_XS, p[0], step), unit_quad(SL_IQ4_XS, p[1], step), unit_quad(SL_IQ4_XS, p[2], step),
+                 unit_quad(SL_IQ4_XS, p[3], step)};
+    __m512i n = bytes_of_rows(quad_iq4_xs_scales(&q[0]), quad_iq4_xs_scales(&q[1]), quad_iq4_xs_scales(&q[2]),
+                              quad_iq4_xs_scales(&q[3]));
+    return _mm512_mul_ps(half_of_rows(p, 0), _mm512_cvtepi32_ps(_mm512_sub_epi32(n, _mm512_set1_epi32(32))));
+}
+
+/* As four_e8m0. */
+CPU_INLINE __m512 scales_mxfp4(const uint8_t *const p[4]) {
+    quad q[4] = {unit_quad(SL_MXFP4, p[0], 0), unit_quad(SL_MXFP4, p[1], 0), unit_quad(SL_MXFP4, p[2], 0),
+                 unit_quad(SL_MXFP4, p[3], 0)};
+    __m512i e = bytes_of_rows(quad_bytes(&q[0], 0), quad_bytes(&q[1], 0), quad_bytes(&q[2], 0), quad_bytes(&q[3], 0));
+    __m512i usual = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+    __mmask16 least = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+    return _mm512_castsi512_ps(_mm512_mask_sllv_epi32(usual, least, _mm512_set1_epi32(0x00200000), e));
+}
+
+CPU_INLINE __m512i minima_q2_k(const uint8_t *const p[4], int step) {
+    const __m256i transpose = _mm256_setr_epi16(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    long long v[4];
+    for (int r = 0; r < 4; r++) {
+        memcpy(&v[r], p[r] + 8 * step, sizeof v[r]);
+    }
+    __m256i both = _mm256_permutexvar_epi16(transpose, _mm256_setr_epi64x(v[0], v[1], v[2], v[3]));
+    return _mm512_cvtepu8_epi16(_mm256_and_si256(_mm256_srli_epi16(both, 4), _mm256_set1_epi8(15)));
+}
+
+/* Scales (and biases where the format has them) of the unit at p[row]; not of formats with panels. */
 CPU_INLINE void load_scales(sl_format_id f, const uint8_t *const p[4], const __m512i head[4], scales out[2]) {
     switch (f) {
     case SL_Q4_0:
@@ -285,15 +337,36 @@ CPU_INLINE void load_scales(sl_format_id f, const uint8_t *const p[4], const __m
         out[0].s = halves_apart(p, 0, 34);
         break;
     case SL_Q6_K:
-        scales_q6_k(p, out);
+    case SL_Q3_K:
+        out[0].s = out[1].s = half_of_rows(p, f == SL_Q6_K ? 208 : 108);
+        break;
+    case SL_Q2_K:
+        out[0].s = out[1].s = half_of_rows(p, 80);
+        out[0].m = out[1].m = half_of_rows(p, 82);
+        out[0].minima = minima_q2_k(p, 0);
+        out[1].minima = minima_q2_k(p, 1);
+        break;
+    case SL_IQ4_NL:
+        out[0].s = halves_apart(p, 0, 18);
+        break;
+    case SL_IQ4_XS:
+        out[0].s = scales_iq4_xs(p, 0);
+        out[1].s = scales_iq4_xs(p, 1);
+        break;
+    case SL_MXFP4:
+        out[0].s = scales_mxfp4(p);
         break;
     default:
         scales_k(p, out);
     }
 }
 
-/* ---- scales and biases of affine groups ----
+/* ---- scales and biases in arrays of their own ----
  * Converted once per 4 rows into a panel in scratch, [group][row]: a cache line of them serves many steps. */
+
+CPU_INLINE bool has_panel(sl_format_id f) {
+    return cpu_is_affine(f) || f == SL_MXFP4_SPLIT;
+}
 
 typedef struct panel {
     float *s, *m;
@@ -340,12 +413,34 @@ CPU_INLINE void panel_fill_side(sl_format_id side, const uint8_t *const p[4], in
     }
 }
 
+CPU_INLINE void panel_fill_e8m0(const uint8_t *const p[4], int64_t groups, float *out) {
+    int64_t g = 0;
+    for (; g + 4 <= groups; g += 4, out += 16) {
+        __m128 a = four_e8m0_split(quant_u32(p[0] + g)), b = four_e8m0_split(quant_u32(p[1] + g)),
+               c = four_e8m0_split(quant_u32(p[2] + g)), d = four_e8m0_split(quant_u32(p[3] + g));
+        _MM_TRANSPOSE4_PS(a, b, c, d);
+        _mm_storeu_ps(out, a);
+        _mm_storeu_ps(out + 4, b);
+        _mm_storeu_ps(out + 8, c);
+        _mm_storeu_ps(out + 12, d);
+    }
+    for (; g < groups; g++) {
+        for (int r = 0; r < 4; r++) {
+            *out++ = quant_e8m0(p[r][g]) * 0.5f;
+        }
+    }
+}
+
 /* Fills out from part `part` of rows row[0..3] of w. */
 CPU_INLINE void panel_fill(const sl_matrix *w, const int64_t row[4], int part, float *out) {
     const uint8_t *p[4];
     int64_t groups = w->cols / w->group;
     for (int r = 0; r < 4; r++) {
         p[r] = w->part[part] + (uint64_t)row[r] * w->row_bytes[part];
+    }
+    if (w->format == SL_MXFP4_SPLIT) {
+        panel_fill_e8m0(p, groups, out);
+        return;
     }
     switch (w->side) {
     case SL_F16:
@@ -359,6 +454,13 @@ CPU_INLINE void panel_fill(const sl_matrix *w, const int64_t row[4], int part, f
     }
 }
 
+CPU_INLINE void panel_fill_all(const sl_matrix *w, const int64_t row[4], panel p) {
+    panel_fill(w, row, 1, p.s);
+    if (w->format != SL_MXFP4_SPLIT) {
+        panel_fill(w, row, 2, p.m);
+    }
+}
+
 /* Which of the floats from a step's first group on a lane takes. */
 CPU_INLINE __m512i panel_index(int32_t group) {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -367,10 +469,13 @@ CPU_INLINE __m512i panel_index(int32_t group) {
     return _mm512_add_epi32(_mm512_slli_epi32(_mm512_srl_epi32(block, _mm_cvtsi32_si128(shift)), 2), row);
 }
 
-CPU_INLINE scales panel_scales(panel p, __m512i index, int64_t step, int32_t group) {
+CPU_INLINE scales panel_scales(sl_format_id f, panel p, __m512i index, int64_t step, int32_t group) {
     int64_t at = step * (128 / group) * 4;
-    return (scales){_mm512_permutexvar_ps(index, _mm512_loadu_ps(p.s + at)),
-                    _mm512_permutexvar_ps(index, _mm512_loadu_ps(p.m + at))};
+    scales out = {.s = _mm512_permutexvar_ps(index, _mm512_loadu_ps(p.s + at))};
+    if (cpu_has_bias(f)) {
+        out.m = _mm512_permutexvar_ps(index, _mm512_loadu_ps(p.m + at));
+    }
+    return out;
 }
 
 /* ---- rows ---- */

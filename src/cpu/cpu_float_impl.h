@@ -1,4 +1,4 @@
-/* Matrix products with F32, F16 and BF16 weights, written once on 16-wide vectors and compiled by each instruction
+/* Matrix products with F32, F16, BF16 and FP8 weights, written once on 16-wide vectors and compiled by each instruction
  * set's file. One vector of partial sums per (row of W, row of activations); as many are held at a time as there are
  * registers, so that a weight is loaded and converted once per FLOAT_ACTS rows of activations. */
 #ifndef SL_CPU_FLOAT_IMPL_H
@@ -18,15 +18,29 @@ enum { FLOAT_ROWS = 2, FLOAT_ACTS = 2 };
 #endif
 
 V_INLINE int64_t weight_bytes(sl_format_id f) {
-    return f == SL_F32 ? 4 : 2;
+    return f == SL_F32 ? 4 : f == SL_FP8 ? 1 : 2;
 }
 
+/* FP8: values of codes, to be scaled. */
 V_INLINE sixteen load_weights(sl_format_id f, const uint8_t *p) {
-    return f == SL_F32 ? sixteen_load(p) : f == SL_F16 ? sixteen_load_f16(p) : sixteen_load_bf16(p);
+    return f == SL_F32   ? sixteen_load(p)
+           : f == SL_F16 ? sixteen_load_f16(p)
+           : f == SL_FP8 ? sixteen_load_e4m3(p)
+                         : sixteen_load_bf16(p);
 }
 
 V_INLINE float weight_at(sl_format_id f, const uint8_t *p) {
-    return f == SL_F32 ? quant_f32(p) : f == SL_F16 ? sl_f16_to_f32(quant_u16(p)) : sl_bf16_to_f32(quant_u16(p));
+    return f == SL_F32   ? quant_f32(p)
+           : f == SL_F16 ? sl_f16_to_f32(quant_u16(p))
+           : f == SL_FP8 ? quant_e4m3(p[0])
+                         : sl_bf16_to_f32(quant_u16(p));
+}
+
+/* FP8: the scales of R rows from `row` on at columns k .. k + 127. */
+V_INLINE void load_block_scales(const sl_matrix *m, int64_t row, int R, int64_t k, float *scale) {
+    for (int r = 0; r < R; r++) {
+        scale[r] = quant_fp8_scale(m, row + r, k);
+    }
 }
 
 /* Asks for what a row-by-row reader of W reaches 16 KiB later (rows are contiguous; R of them are read side by side):
@@ -38,9 +52,13 @@ V_INLINE void float_prefetch(sl_format_id f, int R, const uint8_t *w, int64_t k)
     }
 }
 
-/* R rows of W (each `stride` bytes after the one before) times A rows of activations. */
-V_INLINE void float_block(sl_format_id f, int R, int A, const uint8_t *w, uint64_t stride, const float *const *x,
-                          int64_t cols, float out[4][4]) {
+/* R rows of m, from `row` on, times A rows of activations. */
+V_INLINE void float_block(sl_format_id f, int R, int A, const sl_matrix *m, int64_t row, const float *const *x,
+                          float out[4][4]) {
+    const uint64_t stride = m->row_bytes[0];
+    const uint8_t *w = m->part[0] + (uint64_t)row * stride;
+    const int64_t cols = m->cols;
+    float scale[4] = {1, 1, 1, 1};
     sixteen sum[4][4];
     int64_t k = 0;
 #pragma GCC unroll 4
@@ -55,6 +73,9 @@ V_INLINE void float_block(sl_format_id f, int R, int A, const uint8_t *w, uint64
         if (A == 1) {
             float_prefetch(f, R, w, k);
         }
+        if (f == SL_FP8 && k % 128 == 0) {
+            load_block_scales(m, row, R, k, scale);
+        }
 #pragma GCC unroll 4
         for (int a = 0; a < A; a++) {
             xv[a] = sixteen_load((const uint8_t *)(x[a] + k));
@@ -62,18 +83,23 @@ V_INLINE void float_block(sl_format_id f, int R, int A, const uint8_t *w, uint64
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
             sixteen wv = load_weights(f, w + (uint64_t)r * stride + k * weight_bytes(f));
+            wv = f == SL_FP8 ? sixteen_scale(wv, scale[r]) : wv;
 #pragma GCC unroll 4
             for (int a = 0; a < A; a++) {
                 sum[r][a] = sixteen_fma(xv[a], wv, sum[r][a]);
             }
         }
     }
+    if (f == SL_FP8 && k < cols) {
+        load_block_scales(m, row, R, k, scale);
+    }
     for (int r = 0; r < R; r++) {
         for (int a = 0; a < A; a++) {
             float p[16];
             sixteen_store(p, sum[r][a]);
             for (int64_t t = k; t < cols; t++) {
-                p[t - k] = fmaf(x[a][t], weight_at(f, w + (uint64_t)r * stride + t * weight_bytes(f)), p[t - k]);
+                float v = weight_at(f, w + (uint64_t)r * stride + t * weight_bytes(f));
+                p[t - k] = fmaf(x[a][t], f == SL_FP8 ? v * scale[r] : v, p[t - k]);
             }
             out[r][a] = v16_sum(v16_load(p));
         }
@@ -88,7 +114,7 @@ V_INLINE void float_store(sl_format_id f, int R, int A, const sl_matrix *w, int6
     for (int a = 0; a < A; a++) {
         x[a] = cpu_rows_x(in, i + a);
     }
-    float_block(f, R, A, w->part[0] + (uint64_t)r * w->row_bytes[0], w->row_bytes[0], x, w->cols, out);
+    float_block(f, R, A, w, r, x, out);
     for (int a = 0; a < A; a++) {
         for (int k = 0; k < R; k++) {
             y[a * ldy + k] = out[k][a];
@@ -135,6 +161,9 @@ static void cpu_matmul_float(const sl_matrix *w, int64_t row0, int64_t row1, con
         break;
     case SL_BF16:
         float_panels(SL_BF16, w, row0, row1, in, y, ldy);
+        break;
+    case SL_FP8:
+        float_panels(SL_FP8, w, row0, row1, in, y, ldy);
         break;
     default:
         float_panels(SL_F32, w, row0, row1, in, y, ldy);

@@ -97,6 +97,22 @@ static void matmul_by_tiles(const cpu_matmul_isa *isa, const sl_matrix *w, int64
     }
 }
 
+/* Formats without kernels of their own: a few rows at a time become F32. */
+static void matmul_dequantized(const cpu_matmul_isa *isa, const sl_matrix *w, int64_t row0, int64_t row1,
+                               const cpu_rows *in, float *y, int64_t ldy, void *scratch) {
+    enum { ROWS = 8 };
+    const uint64_t row_bytes = (uint64_t)w->cols * sizeof(float);
+    _Static_assert(ROWS * 32 * sizeof(float) <= CPU_TILE_BLOCK, "a tile has room for the rows");
+    for (int64_t r = row0; r < row1; r += ROWS) {
+        int64_t rows = sl_min_i64(ROWS, row1 - r);
+        for (int64_t k = 0; k < rows; k++) {
+            sl_format_get(w->format)->dequantize(w, r + k, 0, w->cols, (float *)scratch + k * w->cols);
+        }
+        sl_matrix floats = {SL_F32, 0, SL_F32, rows, w->cols, {scratch}, {row_bytes}, 0};
+        isa->matmul_float(&floats, 0, rows, in, y + r - row0, ldy);
+    }
+}
+
 static bool use_tiles(const cpu_matmul_isa *isa, const cpu_rows *in) {
     return isa->pack && in->n >= isa->tile_from;
 }
@@ -106,6 +122,8 @@ static void matmul(const cpu_matmul_isa *isa, const sl_matrix *w, int64_t row0, 
                    float *y, int64_t ldy, void *scratch) {
     if (cpu_is_float(w->format)) {
         isa->matmul_float(w, row0, row1, in, y, ldy);
+    } else if (!cpu_has_integers(w->format)) {
+        matmul_dequantized(isa, w, row0, row1, in, y, ldy, scratch);
     } else if (use_tiles(isa, in)) {
         matmul_by_tiles(isa, w, row0, row1, in, y, ldy, scratch);
     } else {
@@ -176,8 +194,8 @@ static void gate_up_by_tiles(const cpu_matmul_isa *isa, const sl_matrix *gate, c
 
 static void gate_up(const cpu_matmul_isa *isa, const sl_matrix *gate, const sl_matrix *up, int64_t row0, int64_t row1,
                     const cpu_rows *in, float *h, int64_t ldh, void *scratch) {
-    bool quantized = !cpu_is_float(gate->format) && !cpu_is_float(up->format);
-    if (quantized && use_tiles(isa, in)) {
+    bool integers = cpu_has_integers(gate->format) && cpu_has_integers(up->format);
+    if (integers && use_tiles(isa, in)) {
         gate_up_by_tiles(isa, gate, up, row0, row1, in, h, ldh, scratch);
     } else {
         gate_up_by_rows(isa, gate, up, row0, row1, in, h, ldh, scratch);

@@ -88,16 +88,39 @@ CPU_INLINE const float *cpu_rows_x(const cpu_rows *in, int64_t i) {
 
 /* ---- formats ---- */
 
+/* Activations stay f32. */
 CPU_INLINE bool cpu_is_float(sl_format_id f) {
-    return f == SL_F32 || f == SL_F16 || f == SL_BF16;
+    return f == SL_F32 || f == SL_F16 || f == SL_BF16 || f == SL_FP8;
 }
 
 CPU_INLINE bool cpu_is_affine(sl_format_id f) {
-    return f == SL_AFFINE4 || f == SL_AFFINE8;
+    return f == SL_AFFINE4 || f == SL_AFFINE8 || f == SL_AFFINE2 || f == SL_AFFINE3 || f == SL_AFFINE5 ||
+           f == SL_AFFINE6;
+}
+
+/* Bits of a code of the affine formats whose codes straddle bytes or share them by more than two; else 0. */
+CPU_INLINE int cpu_stream_bits(sl_format_id f) {
+    return f == SL_AFFINE2 ? 2 : f == SL_AFFINE3 ? 3 : f == SL_AFFINE5 ? 5 : f == SL_AFFINE6 ? 6 : 0;
 }
 
 CPU_INLINE bool cpu_has_bias(sl_format_id f) {
     return f == SL_Q4_1 || f == SL_Q5_1 || f == SL_Q4_K || f == SL_Q5_K || cpu_is_affine(f);
+}
+
+/* The two halves of a block of 32 have integer scales of their own. */
+CPU_INLINE bool cpu_has_halves(sl_format_id f) {
+    return f == SL_Q6_K || f == SL_Q3_K;
+}
+
+/* Codes are signed bytes of any value. */
+CPU_INLINE bool cpu_is_signed(sl_format_id f) {
+    return f == SL_Q8_0 || f == SL_IQ4_NL || f == SL_IQ4_XS || f == SL_MXFP4 || f == SL_MXFP4_SPLIT;
+}
+
+/* Products of int8 activations are written for it on every instruction set. */
+CPU_INLINE bool cpu_has_integers(sl_format_id f) {
+    return cpu_is_affine(f) || cpu_is_signed(f) || cpu_has_bias(f) || cpu_has_halves(f) || f == SL_Q4_0 ||
+           f == SL_Q5_0 || f == SL_Q2_K;
 }
 
 /* ---- instruction sets ---- */

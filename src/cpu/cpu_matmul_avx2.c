@@ -90,14 +90,13 @@ static void quantize_row(const float *x, int64_t cols, void *q) {
 
 /* Sums of pairs of products, 16 bits. */
 CPU_INLINE __m256i pair_sums(sl_format_id f, __m256i codes, __m256i x) {
-    if (f == SL_Q8_0 || f == SL_AFFINE8) {
+    if (cpu_is_signed(f) || f == SL_AFFINE8) {
         return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
     }
     return _mm256_maddubs_epi16(codes, x);
 }
 
-/* Q6_K: the two sub-scales of block j over the halves, of the quad's eight in
- * both halves of `sub`. */
+/* The two scales of block j's halves over them, of the quad's eight in both halves of `sub`. */
 CPU_INLINE __m256i sub_scales(__m256i sub, int j) {
     __m256i lo = _mm256_set1_epi16((short)((4 * j + 1) << 8 | 4 * j)), two = _mm256_set1_epi16(0x0202);
     return _mm256_shuffle_epi8(sub, _mm256_add_epi8(lo, _mm256_inserti128_si256(two, _mm_setzero_si128(), 0)));
@@ -107,14 +106,18 @@ CPU_INLINE __m256i sub_scales(__m256i sub, int j) {
  * activations. */
 typedef struct quad_codes {
     __m256i block[4];
-    __m256i sub; /* Q6_K: the eight sub-scales, 16 bits each, in both halves */
+    __m256i sub;    /* formats with halves: the eight scales, 16 bits each, in both halves */
+    __m128i minima; /* Q2_K */
 } quad_codes;
 
 CPU_INLINE quad_codes load_quad(sl_format_id f, const quad *q) {
-    quad_codes c = {.sub = _mm256_setzero_si256()};
-    if (f == SL_Q6_K) {
-        __m128i bytes = _mm_loadl_epi64((const __m128i *)(q->p[0] + 192 + 8 * q->half));
+    quad_codes c = {.sub = _mm256_setzero_si256(), .minima = _mm_setzero_si128()};
+    if (cpu_has_halves(f)) {
+        __m128i bytes = _mm_cvtsi64_si128((int64_t)quad_half_scales(f, q));
         c.sub = _mm256_broadcastsi128_si256(_mm_cvtepi8_epi16(bytes));
+    }
+    if (f == SL_Q2_K) {
+        c.minima = unpack_minima(q);
     }
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
@@ -130,7 +133,7 @@ CPU_INLINE __m128i quad_integers(sl_format_id f, const quad_codes *c, const cpu_
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         __m256i pairs = pair_sums(f, c->block[j], load256(x + 32 * j));
-        v[j] = _mm256_madd_epi16(pairs, f == SL_Q6_K ? sub_scales(c->sub, j) : _mm256_set1_epi16(1));
+        v[j] = _mm256_madd_epi16(pairs, cpu_has_halves(f) ? sub_scales(c->sub, j) : _mm256_set1_epi16(1));
     }
     __m256i h = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
     __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
@@ -140,7 +143,7 @@ CPU_INLINE __m128i quad_integers(sl_format_id f, const quad_codes *c, const cpu_
     if (f == SL_AFFINE8) {
         return _mm_sub_epi32(sum, load128(a->neg128 + b));
     }
-    if (f == SL_Q6_K) {
+    if (cpu_has_halves(f)) {
         __m256i eight = _mm256_cvtepi16_epi32(_mm256_castsi256_si128(c->sub));
         __m256i off = _mm256_mullo_epi32(eight, load256(a->neg32 + 2 * b));
         return _mm_add_epi32(sum, _mm_hadd_epi32(_mm256_castsi256_si128(off), _mm256_extracti128_si256(off, 1)));
@@ -160,6 +163,10 @@ CPU_INLINE void add_quad(sl_format_id f, const sl_matrix *w, const quad *q, int6
         __m128 i = _mm_cvtepi32_ps(quad_integers(f, &c, &a[k], b));
         sum[k] = _mm_fmadd_ps(_mm_mul_ps(s.s, _mm_load_ps(a[k].d + b)), i, sum[k]);
         sum[k] = cpu_has_bias(f) ? _mm_fmadd_ps(s.m, _mm_load_ps(a[k].xs + b), sum[k]) : sum[k];
+        if (f == SL_Q2_K) {
+            __m128 minima = _mm_cvtepi32_ps(_mm_madd_epi16(c.minima, minus_half_sums(a[k].neg32 + 2 * b)));
+            sum[k] = _mm_fmadd_ps(_mm_mul_ps(s.m, _mm_load_ps(a[k].d + b)), minima, sum[k]);
+        }
     }
 }
 
@@ -234,11 +241,28 @@ MATVEC(q5_k, SL_Q5_K)
 MATVEC(q6_k, SL_Q6_K)
 MATVEC(affine4, SL_AFFINE4)
 MATVEC(affine8, SL_AFFINE8)
+MATVEC(affine2, SL_AFFINE2)
+MATVEC(affine3, SL_AFFINE3)
+MATVEC(affine5, SL_AFFINE5)
+MATVEC(affine6, SL_AFFINE6)
+MATVEC(q2_k, SL_Q2_K)
+MATVEC(q3_k, SL_Q3_K)
+MATVEC(iq4_nl, SL_IQ4_NL)
+MATVEC(iq4_xs, SL_IQ4_XS)
+MATVEC(mxfp4, SL_MXFP4)
+MATVEC(mxfp4_split, SL_MXFP4_SPLIT)
 
 static matvec_fn *const matvecs[SL_FORMAT_COUNT] = {
-    [SL_Q4_0] = matvec_q4_0,       [SL_Q4_1] = matvec_q4_1,       [SL_Q5_0] = matvec_q5_0, [SL_Q5_1] = matvec_q5_1,
-    [SL_Q8_0] = matvec_q8_0,       [SL_Q4_K] = matvec_q4_k,       [SL_Q5_K] = matvec_q5_k, [SL_Q6_K] = matvec_q6_k,
+    [SL_Q4_0] = matvec_q4_0,       [SL_Q4_1] = matvec_q4_1,
+    [SL_Q5_0] = matvec_q5_0,       [SL_Q5_1] = matvec_q5_1,
+    [SL_Q8_0] = matvec_q8_0,       [SL_Q4_K] = matvec_q4_k,
+    [SL_Q5_K] = matvec_q5_k,       [SL_Q6_K] = matvec_q6_k,
     [SL_AFFINE4] = matvec_affine4, [SL_AFFINE8] = matvec_affine8,
+    [SL_AFFINE2] = matvec_affine2, [SL_AFFINE3] = matvec_affine3,
+    [SL_AFFINE5] = matvec_affine5, [SL_AFFINE6] = matvec_affine6,
+    [SL_Q2_K] = matvec_q2_k,       [SL_Q3_K] = matvec_q3_k,
+    [SL_IQ4_NL] = matvec_iq4_nl,   [SL_IQ4_XS] = matvec_iq4_xs,
+    [SL_MXFP4] = matvec_mxfp4,     [SL_MXFP4_SPLIT] = matvec_mxfp4_split,
 };
 
 static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,

@@ -125,6 +125,7 @@ typedef struct step_x {
     __m512i lo, hi;
     __m512i init_lo, init_hi;
     __m512 d, xs;
+    __m512i half_sums; /* Q2_K: negated, of each block's halves, 16 bits each */
 } step_x;
 
 CPU_INLINE __m512i lane_block(void) {
@@ -149,9 +150,9 @@ CPU_INLINE step_x load_x(sl_format_id f, const cpu_act *a, int64_t b) {
         x.init_lo = in_first_lanes(a->neg8 + b);
     } else if (f == SL_Q5_0) {
         x.init_lo = in_first_lanes(a->neg16 + b);
-    } else if (f == SL_Q8_0) {
+    } else if (cpu_is_signed(f)) {
         x.init_lo = in_first_lanes(a->neg128 + b);
-    } else if (f == SL_Q6_K) {
+    } else if (cpu_has_halves(f)) {
         __m512i v = _mm512_castsi256_si512(load256(a->neg32 + 2 * b)), two = _mm512_slli_epi32(lane_block(), 1);
         x.init_lo = _mm512_maskz_permutexvar_epi32(0x1111, two, v);
         x.init_hi = _mm512_maskz_permutexvar_epi32(0x1111, _mm512_add_epi32(two, _mm512_set1_epi32(1)), v);
@@ -159,10 +160,13 @@ CPU_INLINE step_x load_x(sl_format_id f, const cpu_act *a, int64_t b) {
     if (cpu_has_bias(f)) {
         x.xs = over_lanes(a->xs + b);
     }
+    if (f == SL_Q2_K) {
+        x.half_sums = _mm512_permutexvar_epi32(lane_block(), _mm512_castsi128_si512(minus_half_sums(a->neg32 + 2 * b)));
+    }
     return x;
 }
 
-/* What a step takes from one row of W: codes, and Q6_K's two sub-scales of each block over its lanes. */
+/* What a step takes from one row of W: codes, and the scales of each block's two halves over its lanes. */
 typedef struct step_w {
     codes c;
     __m512i sub_lo, sub_hi;
@@ -170,8 +174,9 @@ typedef struct step_w {
 
 CPU_INLINE step_w load_w(sl_format_id f, const uint8_t *p, __m512i head, int step) {
     step_w w = {.c = load_codes(f, p, head, step)};
-    if (f == SL_Q6_K) {
-        __m128i bytes = _mm_loadl_epi64((const __m128i *)(p + 192 + 8 * step));
+    if (cpu_has_halves(f)) {
+        quad q = unit_quad(f, p, step);
+        __m128i bytes = _mm_cvtsi64_si128((int64_t)quad_half_scales(f, &q));
         __m512i sub = _mm512_castsi256_si512(_mm256_cvtepi8_epi32(bytes)), two = _mm512_slli_epi32(lane_block(), 1);
         w.sub_lo = _mm512_permutexvar_epi32(two, sub);
         w.sub_hi = _mm512_permutexvar_epi32(_mm512_add_epi32(two, _mm512_set1_epi32(1)), sub);
@@ -181,7 +186,7 @@ CPU_INLINE step_w load_w(sl_format_id f, const uint8_t *p, __m512i head, int ste
 
 /* The integer sums of one row: the four lanes of block b add up to I_b. */
 CPU_INLINE __m512i row_sums(sl_format_id f, const step_w *w, const step_x *x) {
-    if (f != SL_Q6_K) {
+    if (!cpu_has_halves(f)) {
         return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(x->init_lo, w->c.lo, x->lo), w->c.hi, x->hi);
     }
     return _mm512_add_epi32(_mm512_mullo_epi32(_mm512_dpbusd_epi32(x->init_lo, w->c.lo, x->lo), w->sub_lo),
@@ -200,6 +205,10 @@ CPU_INLINE __m512 add_step(sl_format_id f, const step_w w[4], const scales *s, c
     __m512i i =
         add_transposed(row_sums(f, &w[0], x), row_sums(f, &w[1], x), row_sums(f, &w[2], x), row_sums(f, &w[3], x));
     sum = _mm512_mask3_fmadd_ps(_mm512_mul_ps(s->s, x->d), _mm512_cvtepi32_ps(i), sum, lanes);
+    if (f == SL_Q2_K) {
+        __m512 minima = _mm512_cvtepi32_ps(_mm512_madd_epi16(s->minima, x->half_sums));
+        sum = _mm512_mask3_fmadd_ps(_mm512_mul_ps(s->m, x->d), minima, sum, lanes);
+    }
     return cpu_has_bias(f) ? _mm512_mask3_fmadd_ps(s->m, x->xs, sum, lanes) : sum;
 }
 
@@ -239,8 +248,8 @@ CPU_INLINE void add_unit(sl_format_id f, int A, const sl_matrix *m, const uint8_
                          const cpu_act *a, panel sides, __m512i index, __mmask16 lanes, __m512 *sum) {
     __m512i head[4] = {load_head(f, p[0]), load_head(f, p[1]), load_head(f, p[2]), load_head(f, p[3])};
     scales s[2];
-    if (cpu_is_affine(f)) {
-        s[0] = panel_scales(sides, index, u, m->group);
+    if (has_panel(f)) {
+        s[0] = panel_scales(f, sides, index, u, m->group);
     } else {
         load_scales(f, p, head, s);
     }
@@ -260,12 +269,11 @@ CPU_INLINE void dot_four(sl_format_id f, int A, const sl_matrix *w, const four_r
                          panel sides, __m128 *y) {
     const int64_t blocks = w->cols / 32, units = blocks / (4 * unit_steps(f));
     const int64_t left = blocks - 4 * unit_steps(f) * units;
-    const __m512i index = cpu_is_affine(f) ? panel_index(w->group) : _mm512_setzero_si512();
+    const __m512i index = has_panel(f) ? panel_index(w->group) : _mm512_setzero_si512();
     __m512 sum[MATVEC_ACTS] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
     rest bytes;
-    if (cpu_is_affine(f)) {
-        panel_fill(w, rows->row, 1, sides.s);
-        panel_fill(w, rows->row, 2, sides.m);
+    if (has_panel(f)) {
+        panel_fill_all(w, rows->row, sides);
         prefetch_sides(w, rows->row[0]);
     }
     for (int64_t u = 0; u < units + (left > 0); u++) {
@@ -323,11 +331,28 @@ MATVECS(q5_k, SL_Q5_K)
 MATVECS(q6_k, SL_Q6_K)
 MATVECS(affine4, SL_AFFINE4)
 MATVECS(affine8, SL_AFFINE8)
+MATVECS(affine2, SL_AFFINE2)
+MATVECS(affine3, SL_AFFINE3)
+MATVECS(affine5, SL_AFFINE5)
+MATVECS(affine6, SL_AFFINE6)
+MATVECS(q2_k, SL_Q2_K)
+MATVECS(q3_k, SL_Q3_K)
+MATVECS(iq4_nl, SL_IQ4_NL)
+MATVECS(iq4_xs, SL_IQ4_XS)
+MATVECS(mxfp4, SL_MXFP4)
+MATVECS(mxfp4_split, SL_MXFP4_SPLIT)
 
 static matvec_fn *const matvecs[SL_FORMAT_COUNT][MATVEC_ACTS] = {
-    [SL_Q4_0] = NAMES(q4_0),       [SL_Q4_1] = NAMES(q4_1),       [SL_Q5_0] = NAMES(q5_0), [SL_Q5_1] = NAMES(q5_1),
-    [SL_Q8_0] = NAMES(q8_0),       [SL_Q4_K] = NAMES(q4_k),       [SL_Q5_K] = NAMES(q5_k), [SL_Q6_K] = NAMES(q6_k),
+    [SL_Q4_0] = NAMES(q4_0),       [SL_Q4_1] = NAMES(q4_1),
+    [SL_Q5_0] = NAMES(q5_0),       [SL_Q5_1] = NAMES(q5_1),
+    [SL_Q8_0] = NAMES(q8_0),       [SL_Q4_K] = NAMES(q4_k),
+    [SL_Q5_K] = NAMES(q5_k),       [SL_Q6_K] = NAMES(q6_k),
     [SL_AFFINE4] = NAMES(affine4), [SL_AFFINE8] = NAMES(affine8),
+    [SL_AFFINE2] = NAMES(affine2), [SL_AFFINE3] = NAMES(affine3),
+    [SL_AFFINE5] = NAMES(affine5), [SL_AFFINE6] = NAMES(affine6),
+    [SL_Q2_K] = NAMES(q2_k),       [SL_Q3_K] = NAMES(q3_k),
+    [SL_IQ4_NL] = NAMES(iq4_nl),   [SL_IQ4_XS] = NAMES(iq4_xs),
+    [SL_MXFP4] = NAMES(mxfp4),     [SL_MXFP4_SPLIT] = NAMES(mxfp4_split),
 };
 
 static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,

@@ -77,11 +77,13 @@ static void quantize_row(const float *x, int64_t cols, void *q) {
 /* What the integers of a quad take from the weights: shared by rows of activations. */
 typedef struct quad_codes {
     codes block[4];
-    const int8_t *sub; /* Q6_K: the eight sub-scales */
+    uint64_t sub;     /* formats with halves: the eight scales, a byte each */
+    int16x8_t minima; /* Q2_K */
 } quad_codes;
 
 CPU_INLINE quad_codes load_quad(sl_format_id f, const quad *q) {
-    quad_codes c = {.sub = f == SL_Q6_K ? (const int8_t *)q->p[0] + 192 + 8 * q->half : NULL};
+    quad_codes c = {.sub = cpu_has_halves(f) ? quad_half_scales(f, q) : 0,
+                    .minima = f == SL_Q2_K ? load_minima(q) : vdupq_n_s16(0)};
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         c.block[j] = load_codes(f, q, j);
@@ -93,11 +95,11 @@ CPU_INLINE quad_codes load_quad(sl_format_id f, const quad *q) {
 CPU_INLINE int32x4_t block_sums(sl_format_id f, const quad_codes *c, int j, const int8_t *x) {
     const int32x4_t zero = vdupq_n_s32(0);
     int8x16_t lo = vreinterpretq_s8_u8(c->block[j].lo), hi = vreinterpretq_s8_u8(c->block[j].hi);
-    if (f != SL_Q6_K) {
+    if (!cpu_has_halves(f)) {
         return vdotq_s32(vdotq_s32(zero, lo, vld1q_s8(x)), hi, vld1q_s8(x + 16));
     }
-    int32x4_t v = vmulq_n_s32(vdotq_s32(zero, lo, vld1q_s8(x)), c->sub[2 * j]);
-    return vmlaq_n_s32(v, vdotq_s32(zero, hi, vld1q_s8(x + 16)), c->sub[2 * j + 1]);
+    int32x4_t v = vmulq_n_s32(vdotq_s32(zero, lo, vld1q_s8(x)), (int8_t)(c->sub >> 16 * j));
+    return vmlaq_n_s32(v, vdotq_s32(zero, hi, vld1q_s8(x + 16)), (int8_t)(c->sub >> (16 * j + 8)));
 }
 
 /* I_b of the four blocks from b on. */
@@ -127,6 +129,10 @@ CPU_INLINE void add_quad(sl_format_id f, const sl_matrix *w, const quad *q, int6
         float32x4_t i = vcvtq_f32_s32(quad_integers(f, &c, &a[k], b));
         sum[k] = vfmaq_f32(sum[k], vmulq_f32(s.s, vld1q_f32(a[k].d + b)), i);
         sum[k] = cpu_has_bias(f) ? vfmaq_f32(sum[k], s.m, vld1q_f32(a[k].xs + b)) : sum[k];
+        if (f == SL_Q2_K) {
+            float32x4_t minima = vcvtq_f32_s32(pair_sums(c.minima, minus_half_sums(a[k].neg32 + 2 * b)));
+            sum[k] = vfmaq_f32(sum[k], vmulq_f32(s.m, vld1q_f32(a[k].d + b)), minima);
+        }
     }
 }
 
@@ -202,11 +208,28 @@ MATVEC(q5_k, SL_Q5_K)
 MATVEC(q6_k, SL_Q6_K)
 MATVEC(affine4, SL_AFFINE4)
 MATVEC(affine8, SL_AFFINE8)
+MATVEC(affine2, SL_AFFINE2)
+MATVEC(affine3, SL_AFFINE3)
+MATVEC(affine5, SL_AFFINE5)
+MATVEC(affine6, SL_AFFINE6)
+MATVEC(q2_k, SL_Q2_K)
+MATVEC(q3_k, SL_Q3_K)
+MATVEC(iq4_nl, SL_IQ4_NL)
+MATVEC(iq4_xs, SL_IQ4_XS)
+MATVEC(mxfp4, SL_MXFP4)
+MATVEC(mxfp4_split, SL_MXFP4_SPLIT)
 
 static matvec_fn *const matvecs[SL_FORMAT_COUNT] = {
-    [SL_Q4_0] = matvec_q4_0,       [SL_Q4_1] = matvec_q4_1,       [SL_Q5_0] = matvec_q5_0, [SL_Q5_1] = matvec_q5_1,
-    [SL_Q8_0] = matvec_q8_0,       [SL_Q4_K] = matvec_q4_k,       [SL_Q5_K] = matvec_q5_k, [SL_Q6_K] = matvec_q6_k,
+    [SL_Q4_0] = matvec_q4_0,       [SL_Q4_1] = matvec_q4_1,
+    [SL_Q5_0] = matvec_q5_0,       [SL_Q5_1] = matvec_q5_1,
+    [SL_Q8_0] = matvec_q8_0,       [SL_Q4_K] = matvec_q4_k,
+    [SL_Q5_K] = matvec_q5_k,       [SL_Q6_K] = matvec_q6_k,
     [SL_AFFINE4] = matvec_affine4, [SL_AFFINE8] = matvec_affine8,
+    [SL_AFFINE2] = matvec_affine2, [SL_AFFINE3] = matvec_affine3,
+    [SL_AFFINE5] = matvec_affine5, [SL_AFFINE6] = matvec_affine6,
+    [SL_Q2_K] = matvec_q2_k,       [SL_Q3_K] = matvec_q3_k,
+    [SL_IQ4_NL] = matvec_iq4_nl,   [SL_IQ4_XS] = matvec_iq4_xs,
+    [SL_MXFP4] = matvec_mxfp4,     [SL_MXFP4_SPLIT] = matvec_mxfp4_split,
 };
 
 static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,

@@ -56,10 +56,11 @@ static void quantize_row(const float *x, int64_t cols, void *out) {
 
 /* ---- weights ---- */
 
-/* 32 weights: code[i] * scale + bias. Q6_K's integer sub-scales are in the codes. */
+/* 32 weights: code[i] * scale + bias. Integer scales of half blocks are in the codes; Q2_K: - bias * min[half]. */
 typedef struct block {
     int32_t code[32];
     float scale, bias;
+    int32_t min[2];
 } block;
 
 static void nibbles(const uint8_t *p, int32_t *code) {
@@ -106,23 +107,57 @@ static void q6_k_run(const uint8_t *p, int run, block *out) {
     }
 }
 
-static float side_at(const sl_matrix *w, int part, int64_t row, int64_t group) {
-    const uint8_t *p = w->part[part] + (uint64_t)row * w->row_bytes[part];
-    switch (w->side) {
-    case SL_F16:
-        return f16_at(p + 2 * group);
-    case SL_BF16:
-        return sl_bf16_to_f32(quant_u16(p + 2 * group));
-    default:
-        return quant_f32(p + 4 * group);
+/* Run `run` of a block of Q2_K or Q3_K: bits 2 * (run % 4).. of the 32 bytes that half of the block has at q. */
+static int two_bits(const uint8_t *q, int run, int i) {
+    return q[32 * (run / 4) + i] >> 2 * (run & 3) & 3;
+}
+
+static void q2_k_run(const uint8_t *p, int run, block *out) {
+    const uint8_t *s = p + 2 * run;
+    out->scale = f16_at(p + 80);
+    out->bias = f16_at(p + 82);
+    out->min[0] = s[0] >> 4;
+    out->min[1] = s[1] >> 4;
+    for (int i = 0; i < 32; i++) {
+        out->code[i] = two_bits(p + 16, run, i) * (s[i / 16] & 15);
+    }
+}
+
+static void q3_k_run(const uint8_t *p, int run, block *out) {
+    out->scale = f16_at(p + 108);
+    for (int i = 0; i < 32; i++) {
+        int32_t q = two_bits(p + 32, run, i) - (p[i] >> run & 1 ? 0 : 4);
+        out->code[i] = q * quant_q3_k_scale(p + 96, 2 * run + i / 16);
+    }
+}
+
+/* Codes are numbers of values; in the order of nibbles(). */
+static void values_of(const int8_t *value, int32_t *code) {
+    for (int i = 0; i < 32; i++) {
+        code[i] = value[code[i]];
+    }
+}
+
+static void iq4_xs_run(const uint8_t *p, int run, block *out) {
+    out->scale = f16_at(p) * (float)quant_iq4_xs_scale(p, run);
+    nibbles(p + 8 + 16 * run, out->code);
+    values_of(quant_iq4_values, out->code);
+}
+
+static void mxfp4_split_block(const sl_matrix *w, int64_t row, int64_t b, const uint8_t *p, block *out) {
+    uint8_t e = w->part[1][(uint64_t)row * w->row_bytes[1] + (uint64_t)b];
+    out->scale = quant_e8m0(e) * 0.5f;
+    for (int i = 0; i < 32; i++) {
+        out->code[i] = quant_e2m1_doubled[p[i / 2] >> 4 * (i & 1) & 15];
     }
 }
 
 static void affine_block(const sl_matrix *w, int64_t row, int64_t b, const uint8_t *p, block *out) {
-    out->scale = side_at(w, 1, row, 32 * b / w->group);
-    out->bias = side_at(w, 2, row, 32 * b / w->group);
+    int bits = sl_format_get(w->format)->bits;
+    out->scale = quant_side_at(w, 1, row, 32 * b / w->group);
+    out->bias = quant_side_at(w, 2, row, 32 * b / w->group);
     for (int i = 0; i < 32; i++) {
-        out->code[i] = w->format == SL_AFFINE8 ? p[i] : p[i / 2] >> 4 * (i & 1) & 15;
+        out->code[i] = (int32_t)(quant_eight_codes(p + i / 8 * bits, bits) >> bits * (i & 7)) & ((1 << bits) - 1);
     }
 }
 
@@ -169,6 +204,28 @@ static void block_read(const sl_matrix *w, int64_t row, int64_t b, block *out) {
     case SL_Q6_K:
         q6_k_run(p, (int)(b & 7), out);
         break;
+    case SL_Q2_K:
+        q2_k_run(p, (int)(b & 7), out);
+        break;
+    case SL_Q3_K:
+        q3_k_run(p, (int)(b & 7), out);
+        break;
+    case SL_IQ4_NL:
+        out->scale = f16_at(p);
+        nibbles(p + 2, out->code);
+        values_of(quant_iq4_values, out->code);
+        break;
+    case SL_IQ4_XS:
+        iq4_xs_run(p, (int)(b & 7), out);
+        break;
+    case SL_MXFP4:
+        out->scale = quant_e8m0_half(p[0]);
+        nibbles(p + 1, out->code);
+        values_of(quant_e2m1_doubled, out->code);
+        break;
+    case SL_MXFP4_SPLIT:
+        mxfp4_split_block(w, row, b, p, out);
+        break;
     default:
         affine_block(w, row, b, p, out);
     }
@@ -188,6 +245,9 @@ static float dot_row(const sl_matrix *w, int64_t row, const cpu_act *a) {
         *p = fmaf(blk.scale * a->d[b], (float)sum, *p);
         if (biased) {
             *p = fmaf(blk.bias, a->xs[b], *p);
+        } else if (w->format == SL_Q2_K) {
+            int32_t minima = (blk.min[0] * a->neg32[2 * b] + blk.min[1] * a->neg32[2 * b + 1]) / 32;
+            *p = fmaf(blk.bias * a->d[b], (float)minima, *p);
         }
     }
     return (part[0] + part[2]) + (part[1] + part[3]);

@@ -61,8 +61,61 @@ CPU_INLINE codes codes_q6_k(const uint8_t *p, int run) {
     return (codes){vsubq_u8(c.lo, vdupq_n_u8(32)), vsubq_u8(c.hi, vdupq_n_u8(32))};
 }
 
-/* The 32 codes of block j, to be read as signed: less 32 for Q6_K, less 128 for
- * AFFINE8. */
+/* Nibbles in their order, low ones first. */
+CPU_INLINE codes nibble_pairs(const uint8_t *p) {
+    codes c = nibbles(p);
+    return (codes){vzip1q_u8(c.lo, c.hi), vzip2q_u8(c.lo, c.hi)};
+}
+
+CPU_INLINE codes values_of(const int8_t value[16], codes c) {
+    uint8x16_t table = vreinterpretq_u8_s8(vld1q_s8(value));
+    return (codes){vqtbl1q_u8(table, c.lo), vqtbl1q_u8(table, c.hi)};
+}
+
+/* Q2_K: times the half's scale, 45 at most. */
+CPU_INLINE codes codes_q2_k(const uint8_t *p, int run) {
+    codes c = shift_mask(load_pair(p + 16 + 32 * (run / 4)), -2 * (run & 3), 3);
+    return (codes){vmulq_u8(c.lo, vdupq_n_u8(p[2 * run] & 15)), vmulq_u8(c.hi, vdupq_n_u8(p[2 * run + 1] & 15))};
+}
+
+/* Less 4. */
+CPU_INLINE codes codes_q3_k(const uint8_t *p, int run) {
+    codes c = shift_mask(load_pair(p + 32 + 32 * (run / 4)), -2 * (run & 3), 3);
+    c = either(c, shift_mask(load_pair(p), 2 - run, 4));
+    return (codes){vsubq_u8(c.lo, vdupq_n_u8(4)), vsubq_u8(c.hi, vdupq_n_u8(4))};
+}
+
+/* Eight codes of a stream (low bits first) that begins at byte `base` of v: each lies in a window of 16 bits. */
+#define STREAM_WINDOW(bits, base, i) (uint8_t)((base) + (bits) * (i) / 8), (uint8_t)((base) + (bits) * (i) / 8 + 1)
+#define STREAM_RIGHT(bits, i)        (int16_t)(-((bits) * (i) % 8))
+
+CPU_INLINE uint8x8_t stream_eight(int bits, int base, uint8x16_t v) {
+    const uint8_t pick[16] = {STREAM_WINDOW(bits, base, 0), STREAM_WINDOW(bits, base, 1), STREAM_WINDOW(bits, base, 2),
+                              STREAM_WINDOW(bits, base, 3), STREAM_WINDOW(bits, base, 4), STREAM_WINDOW(bits, base, 5),
+                              STREAM_WINDOW(bits, base, 6), STREAM_WINDOW(bits, base, 7)};
+    const int16_t right[8] = {STREAM_RIGHT(bits, 0), STREAM_RIGHT(bits, 1), STREAM_RIGHT(bits, 2),
+                              STREAM_RIGHT(bits, 3), STREAM_RIGHT(bits, 4), STREAM_RIGHT(bits, 5),
+                              STREAM_RIGHT(bits, 6), STREAM_RIGHT(bits, 7)};
+    uint16x8_t windows = vreinterpretq_u16_u8(vqtbl1q_u8(v, vld1q_u8(pick)));
+    return vand_u8(vmovn_u16(vshlq_u16(windows, vld1q_s16(right))), vdup_n_u8((uint8_t)((1 << bits) - 1)));
+}
+
+/* Codes of 2, 3, 5 or 6 bits: one stream of 4 * bits bytes. */
+CPU_INLINE codes codes_stream(int bits, const uint8_t *p) {
+    const int base = 2 * bits - (bits == 5 ? 4 : bits == 6 ? 8 : 0); /* of codes 16..31 in hi */
+    uint8x16_t lo, hi;
+    if (bits >= 5) {
+        lo = vld1q_u8(p);
+        hi = vld1q_u8(p + 2 * bits - base);
+    } else {
+        lo = hi = vcombine_u8(vld1_u8(p), bits == 3 ? vcreate_u8(quant_u32(p + 8)) : vdup_n_u8(0));
+    }
+    return (codes){vcombine_u8(stream_eight(bits, 0, lo), stream_eight(bits, bits, lo)),
+                   vcombine_u8(stream_eight(bits, base, hi), stream_eight(bits, base + bits, hi))};
+}
+
+/* The 32 codes of block j, to be read as signed: less 32 for Q6_K, 4 for Q3_K, 128 for AFFINE8; times the half's scale
+ * for Q2_K. */
 CPU_INLINE codes load_codes(sl_format_id f, const quad *q, int j) {
     const uint8_t *p = q->p[j];
     switch (f) {
@@ -83,15 +136,44 @@ CPU_INLINE codes load_codes(sl_format_id f, const quad *q, int j) {
         return codes_q6_k(p, 4 * q->half + j);
     case SL_AFFINE4:
         return nibbles(p);
-    default:
+    case SL_AFFINE8:
         return xor_each(load_pair(p), 0x80);
+    case SL_Q2_K:
+        return codes_q2_k(p, 4 * q->half + j);
+    case SL_Q3_K:
+        return codes_q3_k(p, 4 * q->half + j);
+    case SL_IQ4_NL:
+        return values_of(quant_iq4_values, nibbles(p + 2));
+    case SL_IQ4_XS:
+        return values_of(quant_iq4_values, nibbles(p + 8 + 16 * (4 * q->half + j)));
+    case SL_MXFP4:
+        return values_of(quant_e2m1_doubled, nibbles(p + 1));
+    case SL_MXFP4_SPLIT:
+        return values_of(quant_e2m1_doubled, nibble_pairs(p));
+    default:
+        return codes_stream(cpu_stream_bits(f), p);
     }
+}
+
+/* Q2_K: the minima of the quad's half blocks, four blocks of two. */
+CPU_INLINE int16x8_t load_minima(const quad *q) {
+    return vreinterpretq_s16_u16(vmovl_u8(vshr_n_u8(vcreate_u8(quad_q2_k_scales(q)), 4)));
+}
+
+/* The negated sums of activations of the half blocks of four blocks: -32 times each is at p. */
+CPU_INLINE int16x8_t minus_half_sums(const int32_t *p) {
+    return vcombine_s16(vmovn_s32(vshrq_n_s32(vld1q_s32(p), 5)), vmovn_s32(vshrq_n_s32(vld1q_s32(p + 4), 5)));
+}
+
+/* Sums of products of pairs. */
+CPU_INLINE int32x4_t pair_sums(int16x8_t a, int16x8_t b) {
+    return vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b));
 }
 
 /* ---- scales ---- */
 
 typedef struct scales {
-    float32x4_t s, m;
+    float32x4_t s, m; /* m of Q2_K: dmin */
 } scales;
 
 CPU_INLINE float32x4_t halves(uint64_t words) {
@@ -102,9 +184,27 @@ CPU_INLINE float half_at(const uint8_t *p) {
     return vgetq_lane_f32(halves(quant_u16(p)), 0);
 }
 
+CPU_INLINE uint32x4_t wide_bytes(uint32_t bytes) {
+    return vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(bytes))));
+}
+
 CPU_INLINE float32x4_t scaled_bytes(float scale, uint32_t bytes) {
-    uint32x4_t v = vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(bytes))));
-    return vmulq_n_f32(vcvtq_f32_u32(v), scale);
+    return vmulq_n_f32(vcvtq_f32_u32(wide_bytes(bytes)), scale);
+}
+
+/* quant_e8m0_half of four bytes; `split`: NaN for 255. */
+CPU_INLINE float32x4_t four_e8m0(uint32_t bytes, bool split) {
+    uint32x4_t e = wide_bytes(bytes);
+    uint32x4_t usual = vshlq_n_u32(vsubq_u32(e, vdupq_n_u32(1)), 23);
+    uint32x4_t least = vshlq_u32(vdupq_n_u32(0x00200000), vreinterpretq_s32_u32(e));
+    uint32x4_t v = vbslq_u32(vcltq_u32(e, vdupq_n_u32(2)), least, usual);
+    uint32x4_t none = vandq_u32(vceqq_u32(e, vdupq_n_u32(255)), vdupq_n_u32(split ? 0x7fc00000 : 0));
+    return vreinterpretq_f32_u32(vorrq_u32(v, none));
+}
+
+CPU_INLINE float32x4_t scales_iq4_xs(const quad *q) {
+    int32x4_t n = vsubq_s32(vreinterpretq_s32_u32(wide_bytes(quad_iq4_xs_scales(q))), vdupq_n_s32(32));
+    return vmulq_n_f32(vcvtq_f32_s32(n), half_at(q->p[0]));
 }
 
 CPU_INLINE float32x4_t side_four(const sl_matrix *w, const quad *q, int part, int64_t row) {
@@ -138,6 +238,18 @@ CPU_INLINE scales load_scales(sl_format_id f, const sl_matrix *w, const quad *q,
         quad_k k = quad_k_scales(q);
         return (scales){scaled_bytes(half_at(q->p[0]), k.scale), vnegq_f32(scaled_bytes(half_at(q->p[0] + 2), k.min))};
     }
+    case SL_Q2_K:
+        return (scales){vdupq_n_f32(half_at(q->p[0] + 80)), vdupq_n_f32(half_at(q->p[0] + 82))};
+    case SL_Q3_K:
+        return (scales){vdupq_n_f32(half_at(q->p[0] + 108)), none};
+    case SL_IQ4_NL:
+        return (scales){halves(quad_words(q, 0)), none};
+    case SL_IQ4_XS:
+        return (scales){scales_iq4_xs(q), none};
+    case SL_MXFP4:
+        return (scales){four_e8m0(quad_bytes(q, 0), false), none};
+    case SL_MXFP4_SPLIT:
+        return (scales){four_e8m0(quad_group_bytes(q, w->part[1] + (uint64_t)row * w->row_bytes[1]), true), none};
     default:
         return (scales){side_four(w, q, 1, row), side_four(w, q, 2, row)};
     }

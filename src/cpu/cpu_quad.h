@@ -9,7 +9,7 @@
 
 /* Blocks of 256 weights are two quads, which share a header. */
 CPU_INLINE bool quad_is_half(sl_format_id f) {
-    return f == SL_Q4_K || f == SL_Q5_K || f == SL_Q6_K;
+    return f == SL_Q4_K || f == SL_Q5_K || f == SL_Q6_K || f == SL_Q2_K || f == SL_Q3_K || f == SL_IQ4_XS;
 }
 
 /* Quads whose codes one loop turn reads. */
@@ -17,7 +17,7 @@ CPU_INLINE int quad_per_turn(sl_format_id f) {
     return quad_is_half(f) ? 2 : 1;
 }
 
-/* Bytes of a block: of 256 weights for Q4_K, Q5_K, Q6_K; else of 32. */
+/* Bytes of a block: of 256 weights where quads are halves of it; else of 32. */
 CPU_INLINE int64_t quad_block_bytes(sl_format_id f) {
     switch (f) {
     case SL_Q4_0:
@@ -36,7 +36,26 @@ CPU_INLINE int64_t quad_block_bytes(sl_format_id f) {
         return 176;
     case SL_Q6_K:
         return 210;
+    case SL_Q2_K:
+        return 84;
+    case SL_Q3_K:
+        return 110;
+    case SL_IQ4_NL:
+        return 18;
+    case SL_IQ4_XS:
+        return 136;
+    case SL_MXFP4:
+        return 17;
+    case SL_AFFINE2:
+        return 8;
+    case SL_AFFINE3:
+        return 12;
+    case SL_AFFINE5:
+        return 20;
+    case SL_AFFINE6:
+        return 24;
     case SL_AFFINE4:
+    case SL_MXFP4_SPLIT:
         return 16;
     default:
         return 32;
@@ -47,7 +66,7 @@ CPU_INLINE int64_t quad_block_bytes(sl_format_id f) {
 typedef struct quad {
     const uint8_t *p[4]; /* of each block's bytes; of halves, all four the 256-weight block */
     int half;            /* 0, 1: which half of it */
-    int64_t group[4];    /* affine */
+    int64_t group[4];    /* where scales are an array of their own */
 } quad;
 
 CPU_INLINE quad quad_at(sl_format_id f, const sl_matrix *w, const uint8_t *row, int64_t b, int half, int64_t last) {
@@ -55,7 +74,7 @@ CPU_INLINE quad quad_at(sl_format_id f, const sl_matrix *w, const uint8_t *row, 
     for (int j = 0; j < 4; j++) {
         int64_t at = sl_min_i64(b + j, last);
         q.p[j] = row + (quad_is_half(f) ? b / 8 : at) * quad_block_bytes(f);
-        q.group[j] = cpu_is_affine(f) ? at >> __builtin_ctz((unsigned)w->group / 32) : 0;
+        q.group[j] = cpu_is_affine(f) ? at >> __builtin_ctz((unsigned)w->group / 32) : f == SL_MXFP4_SPLIT ? at : 0;
     }
     return q;
 }
@@ -66,7 +85,18 @@ CPU_INLINE uint64_t quad_words(const quad *q, int64_t at) {
            (uint64_t)quant_u16(q->p[2] + at) << 32 | (uint64_t)quant_u16(q->p[3] + at) << 48;
 }
 
+/* The bytes `at` bytes into each block. */
+CPU_INLINE uint32_t quad_bytes(const quad *q, int64_t at) {
+    return (uint32_t)q->p[0][at] | (uint32_t)q->p[1][at] << 8 | (uint32_t)q->p[2][at] << 16 |
+           (uint32_t)q->p[3][at] << 24;
+}
+
 /* The same of an array with an element per group. */
+CPU_INLINE uint32_t quad_group_bytes(const quad *q, const uint8_t *p) {
+    return (uint32_t)p[q->group[0]] | (uint32_t)p[q->group[1]] << 8 | (uint32_t)p[q->group[2]] << 16 |
+           (uint32_t)p[q->group[3]] << 24;
+}
+
 CPU_INLINE uint64_t quad_group_words(const quad *q, const uint8_t *p) {
     return (uint64_t)quant_u16(p + 2 * q->group[0]) | (uint64_t)quant_u16(p + 2 * q->group[1]) << 16 |
            (uint64_t)quant_u16(p + 2 * q->group[2]) << 32 | (uint64_t)quant_u16(p + 2 * q->group[3]) << 48;
@@ -90,6 +120,36 @@ CPU_INLINE quad_k quad_k_scales(const quad *q) {
         return (quad_k){w0 & low6, w1 & low6};
     }
     return (quad_k){(w2 & low4) | (w0 >> 2 & bits45), (w2 >> 4 & low4) | (w1 >> 2 & bits45)};
+}
+
+/* IQ4_XS: the quad's four scales, a byte each, 0..63. Layout: quant_iq4_xs_scale. */
+CPU_INLINE uint32_t quad_iq4_xs_scales(const quad *q) {
+    uint32_t low = quant_u16(q->p[0] + 4 + 2 * q->half), high = q->p[0][2 + q->half];
+    low = (low | low << 8) & 0x00ff00ff;
+    high = (high | high << 12) & 0x000f000f;
+    return ((low | low << 4) & 0x0f0f0f0f) | ((high | high << 6) & 0x03030303) << 4;
+}
+
+/* The signed scales of the quad's eight half blocks, a byte each. Q3_K's layout: quant_q3_k_scale. */
+CPU_INLINE uint64_t quad_half_scales(sl_format_id f, const quad *q) {
+    const uint8_t *p = q->p[0];
+    uint64_t v;
+    if (f == SL_Q6_K) {
+        memcpy(&v, p + 192 + 8 * q->half, sizeof v);
+        return v;
+    }
+    memcpy(&v, p + 96, sizeof v);
+    uint32_t high = quant_u32(p + 104) >> 4 * q->half;
+    v = v >> 4 * q->half & 0x0f0f0f0f0f0f0f0f;
+    v |= (uint64_t)(high & 0x03030303) << 4 | (uint64_t)(high >> 2 & 0x03030303) << 36;
+    return (v + 0x6060606060606060) ^ 0x8080808080808080; /* less 32: no byte carries */
+}
+
+/* Q2_K: scales (low four bits) and minima (high) of the quad's eight half blocks, a byte each. */
+CPU_INLINE uint64_t quad_q2_k_scales(const quad *q) {
+    uint64_t v;
+    memcpy(&v, q->p[0] + 8 * q->half, sizeof v);
+    return v;
 }
 
 /* Where the 32 low bytes of run `run` of a Q6_K block begin, and how far its bits are shifted there. */

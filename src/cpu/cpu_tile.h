@@ -15,7 +15,11 @@ typedef struct record {
     float scale[TILE_ROWS];
     union {
         float bias[TILE_ROWS];
-        int32_t sub[2][TILE_ROWS]; /* Q6_K: scales of the half blocks */
+        int32_t sub[2][TILE_ROWS]; /* formats with halves: their scales */
+        struct {
+            float dmin[TILE_ROWS];
+            int16_t min[TILE_ROWS][2];
+        } minima; /* Q2_K */
     } u;
 } record;
 
@@ -24,7 +28,7 @@ _Static_assert(sizeof(record) <= (size_t)CPU_TILE_BLOCK, "scratch is sized for C
 /* What of a record a format needs; records lie this far apart. */
 CPU_INLINE int64_t record_bytes(sl_format_id f) {
     int64_t base = (int64_t)offsetof(record, u);
-    return f == SL_Q6_K ? base + 2 * TILE_ROWS * 4 : cpu_has_bias(f) ? base + TILE_ROWS * 4 : base;
+    return cpu_has_halves(f) || f == SL_Q2_K ? base + 2 * TILE_ROWS * 4 : cpu_has_bias(f) ? base + TILE_ROWS * 4 : base;
 }
 
 /* Number of blocks b with b mod 4 = c, and the index of the first one's record. */
@@ -41,15 +45,17 @@ CPU_INLINE int64_t class_start(int64_t blocks, int c) {
 typedef struct act_offsets {
     int64_t q, d, xs;
     int64_t init; /* the format's constant offset times sums of q */
+    int64_t neg32;
 } act_offsets;
 
 CPU_INLINE act_offsets offsets_for(sl_format_id f, int64_t cols) {
     int64_t n = cpu_act_blocks(cols);
-    int64_t init = f == SL_Q4_0   ? CPU_ACT_NEG8
-                   : f == SL_Q5_0 ? CPU_ACT_NEG16
-                   : f == SL_Q6_K ? CPU_ACT_NEG32
-                                  : CPU_ACT_NEG128;
-    return (act_offsets){f == SL_AFFINE4 ? n * CPU_ACT_EVEN_ODD : 0, n * CPU_ACT_D, n * CPU_ACT_XS, n * init};
+    int64_t init = f == SL_Q4_0        ? CPU_ACT_NEG8
+                   : f == SL_Q5_0      ? CPU_ACT_NEG16
+                   : cpu_has_halves(f) ? CPU_ACT_NEG32
+                                       : CPU_ACT_NEG128;
+    return (act_offsets){f == SL_AFFINE4 ? n * CPU_ACT_EVEN_ODD : 0, n * CPU_ACT_D, n * CPU_ACT_XS, n * init,
+                         n * CPU_ACT_NEG32};
 }
 
 CPU_INLINE int32_t int_at(const uint8_t *p) {
@@ -62,6 +68,11 @@ CPU_INLINE float float_at(const uint8_t *p) {
     float v;
     memcpy(&v, p, sizeof v);
     return v;
+}
+
+/* The negated sums of activations of a block's halves as 16-bit numbers, -32 times each of which is at p. */
+CPU_INLINE int32_t half_sums_at(const uint8_t *p) {
+    return (int32_t)((uint32_t)(int_at(p) / 32) & 0xffff) | (int32_t)((uint32_t)(int_at(p + 4) / 32) << 16);
 }
 
 #endif

@@ -38,9 +38,15 @@ CPU_INLINE void pack_block(sl_format_id f, const quad q[PACK_ROWS], int j, recor
     __m256i v[PACK_ROWS];
     for (int r = 0; r < PACK_ROWS; r++) {
         v[r] = load_codes(f, &q[r], j);
-        if (f == SL_Q6_K) {
-            t->u.sub[0][row + r] = (int8_t)q[r].p[0][192 + 8 * q[r].half + 2 * j];
-            t->u.sub[1][row + r] = (int8_t)q[r].p[0][192 + 8 * q[r].half + 2 * j + 1];
+        if (cpu_has_halves(f)) {
+            uint64_t sub = quad_half_scales(f, &q[r]) >> 16 * j;
+            t->u.sub[0][row + r] = (int8_t)sub;
+            t->u.sub[1][row + r] = (int8_t)(sub >> 8);
+        }
+        if (f == SL_Q2_K) {
+            uint64_t both = quad_q2_k_scales(&q[r]) >> 16 * j;
+            t->u.minima.min[row + r][0] = (int16_t)(both >> 4 & 15);
+            t->u.minima.min[row + r][1] = (int16_t)(both >> 12 & 15);
         }
     }
     transpose_words(v);
@@ -68,10 +74,10 @@ CPU_INLINE void pack_quads(sl_format_id f, const sl_matrix *w, const int64_t row
         q[r] = quad_at(f, w, w->part[0] + (uint64_t)row[r] * w->row_bytes[0], b, half, w->cols / 32 - 1);
         scales v = load_scales(f, w, &q[r], row[r]);
         s[r] = v.s;
-        m[r] = cpu_has_bias(f) ? v.m : _mm_setzero_ps();
+        m[r] = cpu_has_bias(f) || f == SL_Q2_K ? v.m : _mm_setzero_ps();
     }
     pack_values(s, at, (int64_t)offsetof(record, scale) + 4 * to, n);
-    if (cpu_has_bias(f)) {
+    if (cpu_has_bias(f) || f == SL_Q2_K) { /* dmin lies where biases do */
         pack_values(m, at, (int64_t)offsetof(record, u) + 4 * to, n);
     }
     for (int j = 0; j < n; j++) {
@@ -137,12 +143,16 @@ CPU_INLINE tile_f tile_float(tile_i v) {
     return _mm256_cvtepi32_ps(v);
 }
 
+CPU_INLINE tile_i tile_pairs(const int16_t *p, int32_t pair) {
+    return _mm256_madd_epi16(load256(p), _mm256_set1_epi32(pair));
+}
+
 /* How many groups of 4 columns are summed in 16 bits; 0: none, the codes are signed bytes. */
 CPU_INLINE int narrow_groups(sl_format_id f) {
-    return f == SL_Q8_0 || f == SL_AFFINE8                ? 0
-           : f == SL_Q6_K                                 ? 2
-           : f == SL_Q5_0 || f == SL_Q5_1 || f == SL_Q5_K ? 4
-                                                          : 8;
+    return f == SL_Q8_0 || f == SL_AFFINE8                   ? 0
+           : f == SL_Q6_K || f == SL_AFFINE6 || f == SL_Q2_K ? 2
+           : f == SL_Q5_0 || f == SL_Q5_1                    ? 4
+                                                             : 8;
 }
 
 CPU_INLINE __m256i widen(__m256i pairs) {
@@ -242,7 +252,7 @@ CPU_INLINE void tile_sums(sl_format_id f, const record *t, int A, const uint8_t 
         dot_signed(t, A, x, o->q + 32 * b, acc);
         return;
     }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int j = 0; j < 8; j += narrow_groups(f)) {
         dot_narrow(t, j, j + narrow_groups(f), A, x, o->q + 32 * b, acc);
     }
@@ -263,18 +273,24 @@ void cpu_tile_pack_avx2(const sl_matrix *w, int64_t row0, int64_t rows, void *ti
     { mul_##name##_1, mul_##name##_2, mul_##name##_3, mul_##name##_4 }
 
 MULS(q4_0, SL_Q4_0)
-MULS(q4_1, SL_Q4_1) /* and Q4_K: 4-bit codes in column order and a bias */
+MULS(q4_1, SL_Q4_1) /* biased codes of up to four bits in the order of columns */
 MULS(q5_0, SL_Q5_0)
-MULS(q5_1, SL_Q5_1) /* and Q5_K */
-MULS(q8_0, SL_Q8_0)
-MULS(q6_k, SL_Q6_K)
+MULS(q5_1, SL_Q5_1) /* of five */
+MULS(affine6, SL_AFFINE6)
+MULS(q8_0, SL_Q8_0) /* signed codes */
+MULS(q6_k, SL_Q6_K) /* halves */
+MULS(q2_k, SL_Q2_K)
 MULS(affine4, SL_AFFINE4)
 MULS(affine8, SL_AFFINE8)
 
 static tile_mul_fn *const multipliers[SL_FORMAT_COUNT][CPU_TILE_ACTS_AVX2] = {
-    [SL_Q4_0] = NAMES(q4_0),       [SL_Q4_1] = NAMES(q4_1),       [SL_Q5_0] = NAMES(q5_0), [SL_Q5_1] = NAMES(q5_1),
-    [SL_Q8_0] = NAMES(q8_0),       [SL_Q4_K] = NAMES(q4_1),       [SL_Q5_K] = NAMES(q5_1), [SL_Q6_K] = NAMES(q6_k),
-    [SL_AFFINE4] = NAMES(affine4), [SL_AFFINE8] = NAMES(affine8),
+    [SL_Q4_0] = NAMES(q4_0),       [SL_Q4_1] = NAMES(q4_1),        [SL_Q5_0] = NAMES(q5_0),
+    [SL_Q5_1] = NAMES(q5_1),       [SL_Q8_0] = NAMES(q8_0),        [SL_Q4_K] = NAMES(q4_1),
+    [SL_Q5_K] = NAMES(q5_1),       [SL_Q6_K] = NAMES(q6_k),        [SL_AFFINE4] = NAMES(affine4),
+    [SL_AFFINE8] = NAMES(affine8), [SL_AFFINE2] = NAMES(q4_1),     [SL_AFFINE3] = NAMES(q4_1),
+    [SL_AFFINE5] = NAMES(q5_1),    [SL_AFFINE6] = NAMES(affine6),  [SL_Q2_K] = NAMES(q2_k),
+    [SL_Q3_K] = NAMES(q6_k),       [SL_IQ4_NL] = NAMES(q8_0),      [SL_IQ4_XS] = NAMES(q8_0),
+    [SL_MXFP4] = NAMES(q8_0),      [SL_MXFP4_SPLIT] = NAMES(q8_0),
 };
 
 void cpu_tile_mul_avx2(const sl_matrix *w, const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out,

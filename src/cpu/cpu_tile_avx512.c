@@ -16,8 +16,8 @@ enum { TILE_ROWS = 32, TILE_LANES = 16, TILE_VECTORS = TILE_ROWS / TILE_LANES };
 
 enum { HALF_ROWS = 16 };
 
-/* 16 rows of W (the last valid one repeated: its lanes are multiplied and not read) and, for affine formats, their
- * scales. */
+/* 16 rows of W (the last valid one repeated: its lanes are multiplied and not read) and, for formats with panels,
+ * their scales. */
 typedef struct source {
     four_rows rows[HALF_ROWS / 4];
     panel sides[HALF_ROWS / 4];
@@ -28,13 +28,12 @@ typedef struct source {
 CPU_INLINE void source_init(sl_format_id f, source *src, const sl_matrix *w, int64_t row0, int64_t end, void *scratch) {
     for (int g = 0; g < HALF_ROWS / 4; g++) {
         src->rows[g] = four_rows_at(w, sl_min_i64(row0 + 4 * g, end - 1), end);
-        if (cpu_is_affine(f)) {
+        if (has_panel(f)) {
             src->sides[g] = panel_at(scratch, w->cols, g);
-            panel_fill(w, src->rows[g].row, 1, src->sides[g].s);
-            panel_fill(w, src->rows[g].row, 2, src->sides[g].m);
+            panel_fill_all(w, src->rows[g].row, src->sides[g]);
         }
     }
-    src->index = cpu_is_affine(f) ? panel_index(w->group) : _mm512_setzero_si512();
+    src->index = has_panel(f) ? panel_index(w->group) : _mm512_setzero_si512();
     src->group = w->group;
 }
 
@@ -139,15 +138,16 @@ CPU_INLINE void pack_values(const __m512i v[4], uint8_t *const at[4], int64_t of
     }
 }
 
-/* Q6_K's 8 bytes of sub-scales per row and step, [row][block][half], to [half][block][row] as 32-bit integers. */
-CPU_INLINE void pack_sub_scales(const uint8_t *const p[HALF_ROWS], int step, uint8_t *const at[4]) {
+/* The 8 bytes of half blocks' scales per row and step, [row][block][half], to [half][block][row] as 32-bit integers. */
+CPU_INLINE void pack_sub_scales(sl_format_id f, const uint8_t *const p[HALF_ROWS], int step, uint8_t *const at[4]) {
     const __m256i order = _mm256_setr_epi8(0, 8, 16, 24, 2, 10, 18, 26, 4, 12, 20, 28, 6, 14, 22, 30, 1, 9, 17, 25, 3,
                                            11, 19, 27, 5, 13, 21, 29, 7, 15, 23, 31);
     __m512i half[2][4];
     for (int g = 0; g < 4; g++) {
         long long v[4];
         for (int r = 0; r < 4; r++) {
-            memcpy(&v[r], p[4 * g + r] + 192 + 8 * step, sizeof v[r]);
+            quad q = unit_quad(f, p[4 * g + r], step);
+            v[r] = (long long)quad_half_scales(f, &q);
         }
         __m256i bytes = _mm256_permutexvar_epi8(order, _mm256_setr_epi64x(v[0], v[1], v[2], v[3]));
         half[0][g] = _mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes));
@@ -160,31 +160,35 @@ CPU_INLINE void pack_sub_scales(const uint8_t *const p[HALF_ROWS], int step, uin
 /* One unit of 16 rows at p to the records at `first` (and those `size` behind them for a second step). */
 CPU_INLINE void pack_unit(sl_format_id f, const source *src, const uint8_t *const p[HALF_ROWS], int64_t u,
                           uint8_t *const first[4], int64_t size) {
-    __m512i s[2][4], m[2][4];
+    __m512i s[2][4], m[2][4], minima[2][4];
     step_codes c[2];
     for (int g = 0; g < 4; g++) {
         const uint8_t *const *q = p + 4 * g;
         __m512i head[4] = {load_head(f, q[0]), load_head(f, q[1]), load_head(f, q[2]), load_head(f, q[3])};
         scales sc[2];
-        if (!cpu_is_affine(f)) {
+        if (!has_panel(f)) {
             load_scales(f, q, head, sc);
         } else {
-            sc[0] = panel_scales(src->sides[g], src->index, u, src->group);
+            sc[0] = panel_scales(f, src->sides[g], src->index, u, src->group);
         }
         for (int k = 0; k < unit_steps(f); k++) {
             s[k][g] = _mm512_castps_si512(sc[k].s);
-            m[k][g] = cpu_has_bias(f) ? _mm512_castps_si512(sc[k].m) : _mm512_setzero_si512();
+            m[k][g] = cpu_has_bias(f) || f == SL_Q2_K ? _mm512_castps_si512(sc[k].m) : _mm512_setzero_si512();
+            minima[k][g] = f == SL_Q2_K ? sc[k].minima : _mm512_setzero_si512();
             load_step(f, q, head, k, c[k].lo + 4 * g, c[k].hi + 4 * g);
         }
     }
     for (int k = 0; k < unit_steps(f); k++) {
         uint8_t *at[4] = {first[0] + k * size, first[1] + k * size, first[2] + k * size, first[3] + k * size};
         pack_values(s[k], at, (int64_t)offsetof(record, scale));
-        if (cpu_has_bias(f)) {
+        if (cpu_has_bias(f) || f == SL_Q2_K) { /* dmin lies where biases do */
             pack_values(m[k], at, (int64_t)offsetof(record, u));
         }
-        if (f == SL_Q6_K) {
-            pack_sub_scales(p, k, at);
+        if (f == SL_Q2_K) {
+            pack_values(minima[k], at, (int64_t)offsetof(record, u.minima.min));
+        }
+        if (cpu_has_halves(f)) {
+            pack_sub_scales(f, p, k, at);
         }
         pack_codes(f, &c[k], at);
     }
@@ -260,6 +264,10 @@ CPU_INLINE tile_f tile_float(tile_i v) {
     return _mm512_cvtepi32_ps(v);
 }
 
+CPU_INLINE tile_i tile_pairs(const int16_t *p, int32_t pair) {
+    return _mm512_madd_epi16(load512(p), _mm512_set1_epi32(pair));
+}
+
 /* Sums of columns 4 * from .. 4 * to - 1 of the record's block, added to acc. */
 CPU_INLINE void dot_columns(const record *t, int from, int to, int A, const uint8_t *const x[], int64_t at,
                             tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
@@ -330,16 +338,20 @@ void cpu_tile_pack_avx512(const sl_matrix *w, int64_t row0, int64_t rows, void *
 
 MUL_6(q4_0, SL_Q4_0)
 MUL_6(q5_0, SL_Q5_0)
-MUL_6(q8_0, SL_Q8_0)
+MUL_6(q8_0, SL_Q8_0) /* signed codes */
 MUL_4(q6_k, SL_Q6_K) /* needs a third more registers */
+MUL_4(q2_k, SL_Q2_K)
 MUL_6(affine4, SL_AFFINE4)
 MUL_6(biased, SL_Q4_1) /* every other format: codes without offset in column order, and a bias */
 
 static tile_mul_fn *const multipliers[SL_FORMAT_COUNT][6] = {
-    [SL_Q4_0] = {NAMES_6(q4_0)},      [SL_Q4_1] = {NAMES_6(biased)}, [SL_Q5_0] = {NAMES_6(q5_0)},
-    [SL_Q5_1] = {NAMES_6(biased)},    [SL_Q8_0] = {NAMES_6(q8_0)},   [SL_Q4_K] = {NAMES_6(biased)},
-    [SL_Q5_K] = {NAMES_6(biased)},    [SL_Q6_K] = {NAMES_4(q6_k)},   [SL_AFFINE4] = {NAMES_6(affine4)},
-    [SL_AFFINE8] = {NAMES_6(biased)},
+    [SL_Q4_0] = {NAMES_6(q4_0)},      [SL_Q4_1] = {NAMES_6(biased)},      [SL_Q5_0] = {NAMES_6(q5_0)},
+    [SL_Q5_1] = {NAMES_6(biased)},    [SL_Q8_0] = {NAMES_6(q8_0)},        [SL_Q4_K] = {NAMES_6(biased)},
+    [SL_Q5_K] = {NAMES_6(biased)},    [SL_Q6_K] = {NAMES_4(q6_k)},        [SL_AFFINE4] = {NAMES_6(affine4)},
+    [SL_AFFINE8] = {NAMES_6(biased)}, [SL_AFFINE2] = {NAMES_6(biased)},   [SL_AFFINE3] = {NAMES_6(biased)},
+    [SL_AFFINE5] = {NAMES_6(biased)}, [SL_AFFINE6] = {NAMES_6(biased)},   [SL_Q2_K] = {NAMES_4(q2_k)},
+    [SL_Q3_K] = {NAMES_4(q6_k)},      [SL_IQ4_NL] = {NAMES_6(q8_0)},      [SL_IQ4_XS] = {NAMES_6(q8_0)},
+    [SL_MXFP4] = {NAMES_6(q8_0)},     [SL_MXFP4_SPLIT] = {NAMES_6(q8_0)},
 };
 
 void cpu_tile_mul_avx512(const sl_matrix *w, const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out,

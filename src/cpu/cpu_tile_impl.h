@@ -4,6 +4,7 @@
  *     tile_i, tile_f                    vectors of 32-bit integers and floats
  *     tile_zero() tile_set(float) tile_load(float *) tile_store(float *, v) tile_add(a, b) tile_mul(a, b)
  *     tile_fma(a, b, c) = a * b + c     tile_float(tile_i)
+ *     tile_pairs(int16_t *p, int32_t pair)  sums of products of 16-bit pairs; `pair` is the same for all lanes
  *     tile_sums(f, record, A, x, offsets, b, acc)    I_b of all rows and A rows of activations */
 #ifndef SL_CPU_TILE_IMPL_H
 #define SL_CPU_TILE_IMPL_H
@@ -24,6 +25,11 @@ CPU_INLINE void add_block(sl_format_id f, const record *t, int A, const uint8_t 
             sum[v][a] = tile_fma(s, tile_float(acc[v][a]), sum[v][a]);
             if (cpu_has_bias(f)) {
                 sum[v][a] = tile_fma(tile_load(t->u.bias + TILE_LANES * v), xs, sum[v][a]);
+            }
+            if (f == SL_Q2_K) {
+                tile_f m = tile_mul(tile_load(t->u.minima.dmin + TILE_LANES * v), d);
+                tile_i minima = tile_pairs(t->u.minima.min[TILE_LANES * v], half_sums_at(x[a] + o->neg32 + 8 * b));
+                sum[v][a] = tile_fma(m, tile_float(minima), sum[v][a]);
             }
         }
     }
@@ -98,10 +104,27 @@ typedef void tile_mul_fn(const void *tile, const cpu_rows *in, int64_t i, float 
     PACK(q6_k, SL_Q6_K)                                                                                                \
     PACK(affine4, SL_AFFINE4)                                                                                          \
     PACK(affine8, SL_AFFINE8)                                                                                          \
+    PACK(affine2, SL_AFFINE2)                                                                                          \
+    PACK(affine3, SL_AFFINE3)                                                                                          \
+    PACK(affine5, SL_AFFINE5)                                                                                          \
+    PACK(affine6, SL_AFFINE6)                                                                                          \
+    PACK(q2_k, SL_Q2_K)                                                                                                \
+    PACK(q3_k, SL_Q3_K)                                                                                                \
+    PACK(iq4_nl, SL_IQ4_NL)                                                                                            \
+    PACK(iq4_xs, SL_IQ4_XS)                                                                                            \
+    PACK(mxfp4, SL_MXFP4)                                                                                              \
+    PACK(mxfp4_split, SL_MXFP4_SPLIT)                                                                                  \
     static cpu_tile_pack_fn *const packers[SL_FORMAT_COUNT] = {                                                        \
-        [SL_Q4_0] = pack_q4_0,       [SL_Q4_1] = pack_q4_1,       [SL_Q5_0] = pack_q5_0, [SL_Q5_1] = pack_q5_1,        \
-        [SL_Q8_0] = pack_q8_0,       [SL_Q4_K] = pack_q4_k,       [SL_Q5_K] = pack_q5_k, [SL_Q6_K] = pack_q6_k,        \
+        [SL_Q4_0] = pack_q4_0,       [SL_Q4_1] = pack_q4_1,                                                            \
+        [SL_Q5_0] = pack_q5_0,       [SL_Q5_1] = pack_q5_1,                                                            \
+        [SL_Q8_0] = pack_q8_0,       [SL_Q4_K] = pack_q4_k,                                                            \
+        [SL_Q5_K] = pack_q5_k,       [SL_Q6_K] = pack_q6_k,                                                            \
         [SL_AFFINE4] = pack_affine4, [SL_AFFINE8] = pack_affine8,                                                      \
+        [SL_AFFINE2] = pack_affine2, [SL_AFFINE3] = pack_affine3,                                                      \
+        [SL_AFFINE5] = pack_affine5, [SL_AFFINE6] = pack_affine6,                                                      \
+        [SL_Q2_K] = pack_q2_k,       [SL_Q3_K] = pack_q3_k,                                                            \
+        [SL_IQ4_NL] = pack_iq4_nl,   [SL_IQ4_XS] = pack_iq4_xs,                                                        \
+        [SL_MXFP4] = pack_mxfp4,     [SL_MXFP4_SPLIT] = pack_mxfp4_split,                                              \
     };
 
 #endif

@@ -30,9 +30,15 @@ CPU_INLINE void pack_block(sl_format_id f, const quad q[PACK_ROWS], int j, recor
         codes c = load_codes(f, &q[r], j);
         lo[r] = vreinterpretq_u32_u8(c.lo);
         hi[r] = vreinterpretq_u32_u8(c.hi);
-        if (f == SL_Q6_K) {
-            t->u.sub[0][row + r] = (int8_t)q[r].p[0][192 + 8 * q[r].half + 2 * j];
-            t->u.sub[1][row + r] = (int8_t)q[r].p[0][192 + 8 * q[r].half + 2 * j + 1];
+        if (cpu_has_halves(f)) {
+            uint64_t sub = quad_half_scales(f, &q[r]) >> 16 * j;
+            t->u.sub[0][row + r] = (int8_t)sub;
+            t->u.sub[1][row + r] = (int8_t)(sub >> 8);
+        }
+        if (f == SL_Q2_K) {
+            uint64_t both = quad_q2_k_scales(&q[r]) >> 16 * j;
+            t->u.minima.min[row + r][0] = (int16_t)(both >> 4 & 15);
+            t->u.minima.min[row + r][1] = (int16_t)(both >> 12 & 15);
         }
     }
     transpose_words(lo);
@@ -67,7 +73,7 @@ CPU_INLINE void pack_quads(sl_format_id f, const sl_matrix *w, const int64_t row
         m[r] = v.m;
     }
     pack_values(s, at, (int64_t)offsetof(record, scale) + 4 * to, n);
-    if (cpu_has_bias(f)) {
+    if (cpu_has_bias(f) || f == SL_Q2_K) { /* dmin lies where biases do */
         pack_values(m, at, (int64_t)offsetof(record, u) + 4 * to, n);
     }
     for (int j = 0; j < n; j++) {
@@ -126,6 +132,10 @@ CPU_INLINE tile_f tile_fma(tile_f a, tile_f b, tile_f c) {
 }
 CPU_INLINE tile_f tile_float(tile_i v) {
     return vcvtq_f32_s32(v);
+}
+
+CPU_INLINE tile_i tile_pairs(const int16_t *p, int32_t pair) {
+    return pair_sums(vld1q_s16(p), vreinterpretq_s16_s32(vdupq_n_s32(pair)));
 }
 
 /* Columns 4 * (j + lane) .. + 3, for a constant lane. */
@@ -210,16 +220,21 @@ void cpu_tile_pack_neon(const sl_matrix *w, int64_t row0, int64_t rows, void *ti
 
 MULS(q4_0, SL_Q4_0)
 MULS(q5_0, SL_Q5_0)
-MULS(q8_0, SL_Q8_0)
+MULS(q8_0, SL_Q8_0) /* signed codes */
 MULS(q6_k, SL_Q6_K)
 MULS(affine4, SL_AFFINE4)
 MULS(affine8, SL_AFFINE8)
+MULS(q2_k, SL_Q2_K)
 MULS(biased, SL_Q4_1) /* every other format: codes without offset in column order, and a bias */
 
 static tile_mul_fn *const multipliers[SL_FORMAT_COUNT][CPU_TILE_ACTS_NEON] = {
-    [SL_Q4_0] = NAMES(q4_0),       [SL_Q4_1] = NAMES(biased),     [SL_Q5_0] = NAMES(q5_0),   [SL_Q5_1] = NAMES(biased),
-    [SL_Q8_0] = NAMES(q8_0),       [SL_Q4_K] = NAMES(biased),     [SL_Q5_K] = NAMES(biased), [SL_Q6_K] = NAMES(q6_k),
-    [SL_AFFINE4] = NAMES(affine4), [SL_AFFINE8] = NAMES(affine8),
+    [SL_Q4_0] = NAMES(q4_0),       [SL_Q4_1] = NAMES(biased),      [SL_Q5_0] = NAMES(q5_0),
+    [SL_Q5_1] = NAMES(biased),     [SL_Q8_0] = NAMES(q8_0),        [SL_Q4_K] = NAMES(biased),
+    [SL_Q5_K] = NAMES(biased),     [SL_Q6_K] = NAMES(q6_k),        [SL_AFFINE4] = NAMES(affine4),
+    [SL_AFFINE8] = NAMES(affine8), [SL_AFFINE2] = NAMES(biased),   [SL_AFFINE3] = NAMES(biased),
+    [SL_AFFINE5] = NAMES(biased),  [SL_AFFINE6] = NAMES(biased),   [SL_Q2_K] = NAMES(q2_k),
+    [SL_Q3_K] = NAMES(q6_k),       [SL_IQ4_NL] = NAMES(q8_0),      [SL_IQ4_XS] = NAMES(q8_0),
+    [SL_MXFP4] = NAMES(q8_0),      [SL_MXFP4_SPLIT] = NAMES(q8_0),
 };
 
 void cpu_tile_mul_neon(const sl_matrix *w, const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out,

@@ -41,19 +41,10 @@ static bool check_view(const checker *c, const char *what, const sl_view *v) {
     return in_buffer(c, what, v->buffer, v->offset, bytes, sizeof(float));
 }
 
-/* Formats whose products are not written yet. */
-static bool check_format(const checker *c, const char *what, sl_format_id f) {
-    return f <= SL_AFFINE8 ||
-           sl_fail(c->err, SL_ERR_UNSUPPORTED, "recording %s: products of format %s are not built in", what,
-                   sl_format_get(f)->name);
-}
-
 static bool check_weight(const checker *c, const char *what, const sl_weight *w) {
     sl_matrix layout = w->matrix;
     if (!sl_matrix_layout(&layout, c->err))
         return sl_fail_prefix(c->err, "recording %s", what);
-    if (!check_format(c, what, layout.format))
-        return false;
     for (int i = 0; i < 3; i++) {
         uint64_t bytes = sl_matrix_part_bytes(&layout, i); /* which the layout bounds */
         if (layout.row_bytes[i] != w->matrix.row_bytes[i])
@@ -119,8 +110,6 @@ static bool check_moe(const checker *c, const op *o) {
         sl_matrix layout = m->proj[i];
         if (!sl_matrix_layout(&layout, c->err))
             return sl_fail_prefix(c->err, "recording an expert's projection");
-        if (!check_format(c, "an expert's projection", layout.format))
-            return false;
         if (has_weight(&m->shared[SL_PROJ_GATE]) && !check_weight(c, "shared expert", &m->shared[i]))
             return false;
     }

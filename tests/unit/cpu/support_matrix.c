@@ -45,10 +45,13 @@ void guarded_free(void *p, size_t bytes) {
     assert_int_equal(munmap((char *)p + bytes + PAGE - size, size), 0);
 }
 
-/* Byte offsets of the f16 fields of a block, -1 behind the last. */
-static const int half_fields[SL_FORMAT_COUNT][3] = {
-    [SL_Q4_0] = {0, -1}, [SL_Q4_1] = {0, 2, -1}, [SL_Q5_0] = {0, -1},    [SL_Q5_1] = {0, 2, -1},
-    [SL_Q8_0] = {0, -1}, [SL_Q4_K] = {0, 2, -1}, [SL_Q5_K] = {0, 2, -1}, [SL_Q6_K] = {208, -1},
+/* Byte offsets of the f16 fields of a block, -1: no more. A format that is not here begins with its only one. */
+static const int half_fields[SL_FORMAT_COUNT][2] = {
+    [SL_Q4_0] = {0, -1},   [SL_Q4_1] = {0, 2},    [SL_Q5_0] = {0, -1},   [SL_Q5_1] = {0, 2},
+    [SL_Q8_0] = {0, -1},   [SL_Q4_K] = {0, 2},    [SL_Q5_K] = {0, 2},    [SL_Q6_K] = {208, -1},
+    [SL_Q2_K] = {80, 82},  [SL_Q3_K] = {108, -1}, [SL_MXFP4] = {-1, -1}, [SL_MXFP4_SPLIT] = {-1, -1},
+    [SL_FP8] = {-1, -1},   [SL_NVFP4] = {-1, -1}, [SL_IQ1_M] = {-1, -1}, [SL_TQ1_0] = {52, -1},
+    [SL_TQ2_0] = {64, -1},
 };
 
 static float random_scale(rng *r, scale_kind kind) {
@@ -75,16 +78,28 @@ static void fill_values(rng *r, uint8_t *p, size_t bytes, sl_format_id type, sca
     }
 }
 
+/* e8m0 */
+static uint8_t random_exponent(rng *r, scale_kind kind) {
+    return (uint8_t)(kind == SCALES_EXTREME && rng_below(r, 2) ? rng_below(r, 255) : 110 + rng_below(r, 20));
+}
+
 static void fill_blocks(rng *r, uint8_t *p, size_t bytes, sl_format_id f, scale_kind kind) {
     for (size_t i = 0; i < bytes; i++) {
         p[i] = (uint8_t)rng_next(r);
     }
-    if (f == SL_AFFINE4 || f == SL_AFFINE8) {
+    if (sl_format_is_affine(f)) {
         return;
     }
     for (size_t b = 0; b < bytes; b += sl_format_get(f)->block_bytes) {
-        for (const int *at = half_fields[f]; *at >= 0; at++) {
-            put_value(p + b + *at, SL_F16, random_scale(r, kind));
+        for (int k = 0; k < 2 && half_fields[f][k] >= 0; k++) {
+            put_value(p + b + half_fields[f][k], SL_F16, random_scale(r, kind));
+        }
+        if (f == SL_MXFP4) {
+            p[b] = random_exponent(r, kind);
+        } else if (f == SL_FP8 && (p[b] & 0x7f) == 0x7f) {
+            p[b] ^= 1; /* no NaN */
+        } else if (f == SL_IQ1_M) {
+            p[b + 55] &= 0xbf; /* its f16 in pieces: below 2 */
         }
     }
 }
@@ -96,13 +111,18 @@ test_matrix test_matrix_new(rng *r, sl_format_id format, int64_t rows, int64_t c
     if (!sl_matrix_layout(&t.m, &err)) {
         fail_msg("%s", err.message);
     }
+    t.m.row_in_block = format == SL_FP8 ? (int32_t)rng_below(r, 128) : 0;
     for (int p = 0; p < 3; p++) {
-        t.bytes[p] = (size_t)(t.m.row_bytes[p] * (uint64_t)rows);
+        t.bytes[p] = (size_t)sl_matrix_part_bytes(&t.m, p);
         if (t.bytes[p] == 0) {
             continue;
         }
         uint8_t *bytes = guarded_new(t.bytes[p]);
-        if (p > 0) {
+        if (p > 0 && format == SL_MXFP4_SPLIT) {
+            for (size_t i = 0; i < t.bytes[p]; i++) {
+                bytes[i] = random_exponent(r, kind);
+            }
+        } else if (p > 0) {
             fill_values(r, bytes, t.bytes[p], side, kind);
         } else if (format == SL_F32 || format == SL_F16 || format == SL_BF16) {
             fill_values(r, bytes, t.bytes[p], format, kind);
@@ -124,6 +144,6 @@ void test_matrix_free(test_matrix *t) {
 
 int64_t test_cols(rng *r, sl_format_id format, int32_t group, int64_t max) {
     int64_t unit = sl_format_get(format)->block_weights;
-    unit = format == SL_AFFINE4 || format == SL_AFFINE8 ? group : unit;
+    unit = sl_format_is_affine(format) ? group : unit;
     return unit * (1 + rng_below(r, sl_max_i64(max / unit, 1)));
 }

@@ -24,8 +24,8 @@ typedef struct test_matrix {
 
 typedef enum scale_kind { SCALES_PLAIN /* about 0.01 */, SCALES_EXTREME /* zeros, subnormals, largest */ } scale_kind;
 
-/* group and side are used for affine formats only. Every part ends at a guard page, so that reading one byte past the
- * end traps; starts are at odd addresses for most shapes. */
+/* group and side are used by affine formats and FP8 (group 128). Every part ends at a guard page, so that reading one
+ * byte past the end traps; starts are at odd addresses for most shapes. */
 test_matrix test_matrix_new(rng *r, sl_format_id format, int64_t rows, int64_t cols, int32_t group, sl_format_id side,
                             scale_kind kind);
 void test_matrix_free(test_matrix *t);

@@ -61,7 +61,12 @@ static const product products[] = {
     {SL_Q5_1, 0, 0, 352, 0x2cc76e7ef9c0cc64},          {SL_Q8_0, 0, 0, 352, 0x231bdbb83f7983fb},
     {SL_Q4_K, 0, 0, 512, 0xdac68b784dca56e1},          {SL_Q5_K, 0, 0, 512, 0x402c7d7b24ca01e9},
     {SL_Q6_K, 0, 0, 512, 0xe72d9b286b44cb6d},          {SL_AFFINE4, SL_BF16, 64, 320, 0x05b849b6bcbd7209},
-    {SL_AFFINE8, SL_F16, 32, 352, 0x3aa96e6346b0b5e7},
+    {SL_AFFINE8, SL_F16, 32, 352, 0x3aa96e6346b0b5e7}, {SL_AFFINE2, SL_BF16, 64, 320, 0x2f8a99ebaa3d9b75},
+    {SL_AFFINE3, SL_F16, 32, 352, 0x1001fffcab10740c}, {SL_AFFINE5, SL_BF16, 128, 384, 0xce9d31929b00bce1},
+    {SL_AFFINE6, SL_F32, 64, 320, 0x1b2554a22dc9f011}, {SL_Q2_K, 0, 0, 512, 0x38201668cf59d03d},
+    {SL_Q3_K, 0, 0, 512, 0x44a52bb2e4fa910d},          {SL_IQ4_NL, 0, 0, 352, 0x4413dc4a4a1e5dee},
+    {SL_IQ4_XS, 0, 0, 512, 0xd8c0bb44c281c282},        {SL_MXFP4, 0, 0, 352, 0xf651fc8c78770102},
+    {SL_MXFP4_SPLIT, 0, 0, 352, 0x572840536b12d13e},   {SL_FP8, SL_F32, 128, 333, 0xd6aae83fbd9beeae},
 };
 
 enum { ROWS = 37, ACTS = 9 };

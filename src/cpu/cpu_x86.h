@@ -1,0 +1,166 @@
+/* cpu_x86: how AVX2 and AVX-512 kernels alike read the codes and scales of the formats that came after the first ones,
+ * by quads (cpu_quad.h). Private to cpu_*_avx2.c and cpu_*_avx512.c. */
+#ifndef SL_CPU_X86_H
+#define SL_CPU_X86_H
+
+#include "cpu/cpu_quad.h"
+
+#include <immintrin.h>
+
+CPU_INLINE __m256i load256(const void *p) {
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+CPU_INLINE __m128i load128(const void *p) {
+    return _mm_loadu_si128((const __m128i *)p);
+}
+
+/* ---- codes ---- */
+
+/* 16 packed bytes: low nibbles in the low half. */
+CPU_INLINE __m256i nibbles256(const uint8_t *p) {
+    __m128i v = load128(p);
+    return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(v, 4), v), _mm256_set1_epi8(15));
+}
+
+/* The same in the order of the nibbles, low ones first. */
+CPU_INLINE __m256i nibble_pairs(const uint8_t *p) {
+    __m256i v = _mm256_cvtepu8_epi16(load128(p));
+    return _mm256_and_si256(_mm256_or_si256(v, _mm256_slli_epi16(v, 4)), _mm256_set1_epi8(15));
+}
+
+CPU_INLINE __m256i values_of(const int8_t value[16], __m256i codes) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load128(value)), codes);
+}
+
+/* Q2_K: two bits times the half's scale, 45 at most: 16-bit products of two codes do not carry. */
+CPU_INLINE __m256i codes_q2_k(const uint8_t *p, int run) {
+    const __m256i each = _mm256_set_m128i(_mm_set1_epi16((short)0x8001), _mm_set1_epi16((short)0x8000));
+    __m256i v = _mm256_srli_epi16(load256(p + 16 + 32 * (run / 4)), 2 * (run & 3));
+    __m256i scale = _mm256_and_si256(_mm256_set1_epi16((short)quant_u16(p + 2 * run)), _mm256_set1_epi8(15));
+    return _mm256_mullo_epi16(_mm256_and_si256(v, _mm256_set1_epi8(3)), _mm256_shuffle_epi8(scale, each));
+}
+
+/* Q3_K: plus 32, as Q6_K's. */
+CPU_INLINE __m256i codes_q3_k(const uint8_t *p, int run) {
+    __m256i low = _mm256_srli_epi16(load256(p + 32 + 32 * (run / 4)), 2 * (run & 3)), high = load256(p);
+    high = run < 2 ? _mm256_slli_epi16(high, 2 - run) : _mm256_srli_epi16(high, run - 2);
+    low = _mm256_and_si256(low, _mm256_set1_epi8(3));
+    high = _mm256_and_si256(high, _mm256_set1_epi8(4));
+    return _mm256_add_epi8(_mm256_or_si256(low, high), _mm256_set1_epi8(28));
+}
+
+/* Codes of 2, 3, 5 or 6 bits, one stream of 4 * bits bytes, low bits first. Each code lies in two bytes at most, a
+ * window of 16 bits, which is shifted left so that the code begins at bit 8: odd codes stay there. */
+#define WINDOW(bits, base, i) (char)((base) + (bits) * (i) / 8), (char)((base) + (bits) * (i) / 8 + 1)
+#define WINDOWS(bits, base, i)                                                                                         \
+    WINDOW(bits, base, i), WINDOW(bits, base, (i) + 2), WINDOW(bits, base, (i) + 4), WINDOW(bits, base, (i) + 6),      \
+        WINDOW(bits, base, (i) + 8), WINDOW(bits, base, (i) + 10), WINDOW(bits, base, (i) + 12),                       \
+        WINDOW(bits, base, (i) + 14)
+#define SHIFT(bits, i) (short)(1 << (8 - (bits) * (i) % 8))
+#define SHIFTS(bits, i)                                                                                                \
+    SHIFT(bits, i), SHIFT(bits, (i) + 2), SHIFT(bits, (i) + 4), SHIFT(bits, (i) + 6), SHIFT(bits, (i) + 8),            \
+        SHIFT(bits, (i) + 10), SHIFT(bits, (i) + 12), SHIFT(bits, (i) + 14)
+
+CPU_INLINE __m256i codes_stream(int bits, const uint8_t *p) {
+    __m128i lo, hi; /* codes 0..15 from byte 0 of lo, 16..31 from byte `base` of hi */
+    const int base = 2 * bits - (bits == 5 ? 4 : bits == 6 ? 8 : 0);
+    if (bits >= 5) {
+        lo = load128(p);
+        hi = load128(p + 2 * bits - base);
+    } else {
+        lo = _mm_loadl_epi64((const __m128i *)p);
+        lo = bits == 3 ? _mm_insert_epi32(lo, (int)quant_u32(p + 8), 2) : lo;
+        hi = lo;
+    }
+    __m256i v = _mm256_set_m128i(hi, lo);
+    const __m256i even = _mm256_setr_epi8(WINDOWS(bits, 0, 0), WINDOWS(bits, base, 0));
+    const __m256i odd = _mm256_setr_epi8(WINDOWS(bits, 0, 1), WINDOWS(bits, base, 1));
+    __m256i e = _mm256_mullo_epi16(_mm256_shuffle_epi8(v, even), _mm256_setr_epi16(SHIFTS(bits, 0), SHIFTS(bits, 0)));
+    __m256i o = _mm256_mullo_epi16(_mm256_shuffle_epi8(v, odd), _mm256_setr_epi16(SHIFTS(bits, 1), SHIFTS(bits, 1)));
+    __m256i both = _mm256_or_si256(_mm256_srli_epi16(e, 8), _mm256_and_si256(o, _mm256_set1_epi16((short)0xff00)));
+    return _mm256_and_si256(both, _mm256_set1_epi8((char)((1 << bits) - 1)));
+}
+
+/* The 32 codes of block j, in the order of columns: signed bytes where cpu_is_signed; unsigned else: plus 32 for Q3_K,
+ * times the half's scale for Q2_K. */
+CPU_INLINE __m256i unpack_codes(sl_format_id f, const quad *q, int j) {
+    const uint8_t *p = q->p[j];
+    switch (f) {
+    case SL_Q2_K:
+        return codes_q2_k(p, 4 * q->half + j);
+    case SL_Q3_K:
+        return codes_q3_k(p, 4 * q->half + j);
+    case SL_IQ4_NL:
+        return values_of(quant_iq4_values, nibbles256(p + 2));
+    case SL_IQ4_XS:
+        return values_of(quant_iq4_values, nibbles256(p + 8 + 16 * (4 * q->half + j)));
+    case SL_MXFP4:
+        return values_of(quant_e2m1_doubled, nibbles256(p + 1));
+    case SL_MXFP4_SPLIT:
+        return values_of(quant_e2m1_doubled, nibble_pairs(p));
+    default:
+        return codes_stream(cpu_stream_bits(f), p);
+    }
+}
+
+/* Q2_K: the minima of the quad's half blocks, 16 bits each, four blocks of two. */
+CPU_INLINE __m128i unpack_minima(const quad *q) {
+    __m128i v = _mm_srli_epi16(_mm_cvtsi64_si128((int64_t)quad_q2_k_scales(q)), 4);
+    return _mm_cvtepu8_epi16(_mm_and_si128(v, _mm_set1_epi8(15)));
+}
+
+/* The negated sums of activations of the half blocks of four blocks, 16 bits each: -32 times each is at p. */
+CPU_INLINE __m128i minus_half_sums(const int32_t *p) {
+    return _mm_packs_epi32(_mm_srai_epi32(load128(p), 5), _mm_srai_epi32(load128(p + 4), 5));
+}
+
+/* ---- scales of four blocks ---- */
+
+typedef struct scales4 {
+    __m128 s, m;
+} scales4;
+
+CPU_INLINE __m128 four_halves(uint64_t words) {
+    return _mm_cvtph_ps(_mm_cvtsi64_si128((int64_t)words));
+}
+
+CPU_INLINE __m128 half_over(const uint8_t *p) {
+    return _mm_set1_ps(_cvtsh_ss(quant_u16(p)));
+}
+
+/* quant_e8m0_half of four bytes. */
+CPU_INLINE __m128 four_e8m0(uint32_t bytes) {
+    __m128i e = _mm_cvtepu8_epi32(_mm_cvtsi32_si128((int)bytes));
+    __m128i usual = _mm_slli_epi32(_mm_sub_epi32(e, _mm_set1_epi32(1)), 23);
+    __m128i least = _mm_sllv_epi32(_mm_set1_epi32(0x00200000), e);
+    return _mm_castsi128_ps(_mm_blendv_epi8(least, usual, _mm_cmpgt_epi32(e, _mm_set1_epi32(1))));
+}
+
+/* The same, but NaN for 255. */
+CPU_INLINE __m128 four_e8m0_split(uint32_t bytes) {
+    __m128i e = _mm_cvtepu8_epi32(_mm_cvtsi32_si128((int)bytes));
+    __m128i none = _mm_cmpeq_epi32(e, _mm_set1_epi32(255));
+    return _mm_or_ps(four_e8m0(bytes), _mm_castsi128_ps(_mm_and_si128(none, _mm_set1_epi32(0x7fc00000))));
+}
+
+/* Of formats without arrays of scales; of Q2_K m is dmin. */
+CPU_INLINE scales4 unpack_scales(sl_format_id f, const quad *q) {
+    switch (f) {
+    case SL_Q2_K:
+        return (scales4){half_over(q->p[0] + 80), half_over(q->p[0] + 82)};
+    case SL_Q3_K:
+        return (scales4){.s = half_over(q->p[0] + 108)};
+    case SL_IQ4_NL:
+        return (scales4){.s = four_halves(quad_words(q, 0))};
+    case SL_MXFP4:
+        return (scales4){.s = four_e8m0(quad_bytes(q, 0))};
+    default: { /* IQ4_XS */
+        __m128i v = _mm_cvtepu8_epi32(_mm_cvtsi32_si128((int)quad_iq4_xs_scales(q)));
+        __m128 n = _mm_cvtepi32_ps(_mm_sub_epi32(v, _mm_set1_epi32(32)));
+        return (scales4){.s = _mm_mul_ps(half_over(q->p[0]), n)};
+    }
+    }
+}
+
+#endif

@@ -65,7 +65,7 @@ SL_API void sl_engine_close(sl_engine *e);
 typedef struct sl_engine_info {
     size_t size;
     char path[1024];
-    char container[32]; /* "gguf", "safetensors" */
+    char container[32]; /* "gguf", "safetensors", "pack of gguf", "pack of safetensors" */
     char architecture[64];
     char formats[256];                                  /* weight formats in use */
     char numeric[16], isa[64], reader[64], kv_type[16]; /* isa: instruction set, or device */
@@ -128,6 +128,62 @@ typedef struct sl_trace {
 SL_API void sl_engine_trace(sl_engine *e, bool on); /* on clears what was recorded */
 /* Copies up to max entries (borrowed paths live as long as the engine); returns how many there are. */
 SL_API size_t sl_engine_get_trace(sl_engine *e, sl_trace *out, size_t max);
+
+/* What the rows of a step chose in one MoE layer. */
+typedef struct sl_routing {
+    int moe_layer, moe_layers; /* its number among the layers with experts, and how many there are */
+    int layer;                 /* in the model */
+    int experts, top_k, rows;
+    const int32_t *tokens, *positions; /* [rows] */
+    const int32_t *chosen;             /* [rows][top_k], ascending */
+    const float *weights;              /* likewise */
+} sl_routing;
+/* Calls fn at every MoE layer of every step from now on, on the scheduler's thread; what it is given lives until it
+ * returns. NULL ends it. Not on a device: SL_ERR_UNSUPPORTED. */
+SL_API bool sl_engine_watch_routing(sl_engine *e, void (*fn)(void *user, const sl_routing *r), void *user,
+                                    sl_error *err);
+
+/* ---- packs: a model rewritten for streaming --------------------------------------------------------------------- */
+
+typedef enum sl_pack_stage { SL_PACK_CALIBRATE /* done, total: tokens */, SL_PACK_WRITE /* bytes */ } sl_pack_stage;
+
+typedef struct sl_pack_options {
+    size_t size;
+    const char *model; /* as in sl_engine_options */
+    const char *out;   /* a directory that is made, or that an interrupted call left */
+    int bits;          /* 0: experts keep their format; else requantised to 2, 3, 4 or 8 bits (MLX's affine format) */
+    int group;         /* weights that share scale and bias: 32, 64 (0: this) or 128 */
+    /* A text that is run through the model to learn which columns matter; NULL: all alike. With bits only. */
+    const char *calibration;
+    size_t calibration_size;
+    uint64_t memory; /* for that, and threads: as in sl_engine_options */
+    int threads;
+    sl_log_fn log;
+    sl_log_level log_level;
+    void *log_user;
+    /* Called now and then; false: stop. What is written stays, and the same call goes on with it. */
+    bool (*progress)(void *user, sl_pack_stage stage, uint64_t done, uint64_t total);
+    void *progress_user;
+} sl_pack_options;
+#define SL_PACK_OPTIONS_INIT                                                                                           \
+    { .size = sizeof(sl_pack_options) }
+
+typedef struct sl_pack_result {
+    size_t size;
+    bool resumed, was_complete; /* an interrupted pack went on; there was nothing to do */
+    uint64_t bytes;             /* of the pack's weights */
+    uint64_t source_bytes;      /* of the source's tensors that are in it */
+    int layers, experts;        /* with experts; in a layer */
+} sl_pack_result;
+
+/* Writes the model as a pack: one aligned blob per expert, with checksums. Needs the memory of about one expert (and
+ * what a calibration needs). The pack runs as the model does, and where nothing was requantised its logits are the same
+ * bits. SL_ERR_CANCELLED: stopped by progress. */
+SL_API bool sl_pack(const sl_pack_options *options, sl_pack_result *result, sl_error *err);
+/* Compares every byte of a pack with its checksum; the error names the first layer and expert, tensor or file that is
+ * damaged, *damaged counts them. progress: as above. */
+SL_API bool sl_pack_verify(const char *path, bool (*progress)(void *user, uint64_t done, uint64_t total), void *user,
+                           uint64_t *damaged, sl_error *err);
 
 /* ---- text ------------------------------------------------------------------------------------------------------- */
 

@@ -62,6 +62,10 @@ typedef struct cli_args {
     bool whole_context; /* likewise: its sequences will fill the context */
     /* tokenize */
     bool pieces, decode, special, no_bos;
+    /* pack, routes */
+    const char *bits, *calibrate, *routing, *svg;
+    int group;
+    bool verify;
     /* synth */
     const char *format;
     int layers, experts;
@@ -99,7 +103,8 @@ typedef struct cli_option {
 /* Tables end with a row whose name is NULL. */
 extern const cli_option cli_engine_options[], cli_prompt_options[], cli_sampling_options[], cli_figure_options[],
     cli_json_options[], cli_bench_options[], cli_eval_options[], cli_tokenize_options[], cli_synth_options[],
-    cli_run_options[], cli_msl_options[], cli_common_options[];
+    cli_run_options[], cli_msl_options[], cli_pack_options[], cli_routes_options[], cli_memory_options[],
+    cli_common_options[];
 
 enum { CLI_MAX_TABLES = 8 };
 
@@ -143,6 +148,8 @@ int cli_bench(const cli_args *a);
 int cli_eval(const cli_args *a);
 int cli_tokenize(const cli_args *a);
 int cli_synth(const cli_args *a);
+int cli_pack(const cli_args *a);
+int cli_routes(const cli_args *a);
 int cli_completions(const cli_args *a);
 int cli_msl(const cli_args *a);
 int cli_msl_run(const cli_args *a);
@@ -175,6 +182,15 @@ int cli_print_json(json_t *document);
 bool cli_status(const char *fmt, ...) SL_PRINTF(1, 2); /* false: it could not be shown */
 void cli_status_clear(void);
 void cli_progress(const char *what, uint64_t done, uint64_t total, bool bytes);
+/* Progress of something long, in bytes or tokens: with its rate and the time left. Where there is no terminal, a line
+ * every few seconds instead. */
+typedef struct cli_bar {
+    const char *what;
+    bool bytes;
+    bool begun;
+    uint64_t first, first_ns, said_ns;
+} cli_bar;
+void cli_bar_show(cli_bar *b, uint64_t done, uint64_t total);
 /* The clock of stalls begins anew. */
 void cli_touch(void);
 /* Nanoseconds since progress last moved (cli_progress, cli_touch) or output was written. */
@@ -182,6 +198,10 @@ uint64_t cli_idle_ns(void);
 
 /* Ctrl-C: between begin and end it sets a flag instead of ending the program; again_ends: a second one ends it. */
 void cli_interrupt_begin(bool again_ends);
+/* As that for SIGTERM and SIGHUP too, a second one ends it: for what leaves files in the making. */
+void cli_stop_begin(void);
+/* The exit status of a program that such a signal stopped: 128 and its number. */
+int cli_stop_status(void);
 void cli_interrupt_end(void);
 bool cli_interrupted(void);
 void cli_interrupt_reset(void);

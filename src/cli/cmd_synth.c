@@ -100,12 +100,12 @@ int cli_synth(const cli_args *a) {
         return cli_complain(CLI_USAGE, "'synth' needs a SHAPE and OUT; 'sluice synth list' shows the shapes");
     if (!choose_shape(a, &shape, &err) || !check_target(a, mlx, &err))
         return cli_complain(CLI_USAGE, "%s", err.message);
-    cli_interrupt_begin(true);
+    cli_stop_begin();
     bool ok = synthesize(a, &shape, mlx, &err);
     bool interrupted = cli_interrupted();
     cli_interrupt_end();
     if (!ok)
-        return interrupted ? CLI_INTERRUPTED : cli_report(&err);
+        return interrupted ? cli_stop_status() : cli_report(&err);
     cli_note("%s: %s with random weights (seed %llu)", a->operand[1], shape.name, (unsigned long long)a->seed);
     return CLI_OK;
 }

@@ -73,6 +73,28 @@ const cli_command cli_commands[] = {
      "The text is the argument, or FILE with -f, or standard input; these are taken as they are, to the last newline.",
      {cli_tokenize_options, cli_json_options, cli_common_options},
      cli_tokenize},
+    {"pack",
+     "MODEL [OUT]",
+     1,
+     2,
+     "rewrite a model for streaming",
+     "OUT is a directory, which then serves as MODEL: every expert is one aligned blob with a checksum. The same "
+     "command\n"
+     "goes on with a pack that was interrupted. --experts makes the experts smaller; what that costs, 'sluice eval' "
+     "says.\n"
+     "With --verify MODEL is a pack, whose every byte is read and compared.",
+     {cli_pack_options, cli_memory_options, cli_common_options},
+     cli_pack},
+    {"routes",
+     "FILE",
+     1,
+     1,
+     "which experts a text used, and what a cache of them would hit",
+     "FILE is what 'sluice eval --routing' wrote. Shows each layer's use of its experts, and the hit rates that caches "
+     "of\n"
+     "several sizes would have had: least recently used, least frequently used, and the best that is possible.",
+     {cli_routes_options, cli_json_options, cli_common_options},
+     cli_routes},
     {"synth",
      "SHAPE OUT",
      1,

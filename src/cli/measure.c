@@ -132,7 +132,8 @@ static char *largest_weight_file(const char *path, sl_error *err) {
         return sl_strdup(path);
     DIR *dir = opendir(path);
     for (struct dirent *entry; dir && (entry = readdir(dir));) {
-        if (!has_suffix(entry->d_name, ".safetensors") && !has_suffix(entry->d_name, ".gguf"))
+        if (!has_suffix(entry->d_name, ".safetensors") && !has_suffix(entry->d_name, ".gguf") &&
+            !has_suffix(entry->d_name, ".bin"))
             continue;
         char *file = sl_path_join(path, entry->d_name);
         if (file && stat(file, &st) == 0 && st.st_size > most) {

@@ -87,6 +87,7 @@ const cli_option cli_eval_options[] = {
     {"tokens", 0, CLI_INT, AT(tokens), 2, INT_MAX, "N", "use only the first N tokens of the text"},
     {"reference", 0, CLI_TEXT, AT(reference), 0, 0, "FILE", "recorded log probabilities to compare with: KL and top-1"},
     {"record", 0, CLI_TEXT, AT(record), 0, 0, "FILE", "record this run's log probabilities as such a reference"},
+    {"routing", 0, CLI_TEXT, AT(routing), 0, 0, "FILE", "record which experts each token used, for 'sluice routes'"},
     END};
 
 const cli_option cli_tokenize_options[] = {
@@ -103,6 +104,24 @@ const cli_option cli_synth_options[] = {
     {"experts", 0, CLI_INT, AT(experts), 1, 4096, "N", "experts, instead of the shape's"},
     {"seed", 0, CLI_U64, AT(seed), 0, 0, "N", "seed of the weights (default: 0)"},
     {"force", 0, CLI_FLAG, AT(force), 0, 0, NULL, "overwrite OUT"},
+    END};
+
+const cli_option cli_pack_options[] = {
+    {"experts", 0, CLI_CHOICE, AT(bits), 0, 0, "2bit|3bit|4bit|8bit",
+     "requantise the experts: an approximation (default: as they are)"},
+    {"group", 0, CLI_INT, AT(group), 32, 128, "32|64|128", "weights that share a scale and a bias (default: 64)"},
+    {"calibrate", 0, CLI_TEXT, AT(calibrate), 0, 0, "FILE",
+     "a text that is run through the model first, so that errors fall where they matter least"},
+    {"verify", 0, CLI_FLAG, AT(verify), 0, 0, NULL, "read the pack MODEL and compare every byte with its checksum"},
+    END};
+
+const cli_option cli_memory_options[] = {
+    {"memory", 'm', CLI_MEMORY, AT(memory), 0, 0, "SIZE", "ceiling on the memory that calibrating takes"},
+    {"threads", 't', CLI_INT, AT(threads), 1, 1024, "N", "threads that compute (default: one per core)"},
+    END};
+
+const cli_option cli_routes_options[] = {
+    {"svg", 0, CLI_TEXT, AT(svg), 0, 0, "FILE", "draw hit rate against cache size, and how often each expert is used"},
     END};
 
 const cli_option cli_msl_options[] = {

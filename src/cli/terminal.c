@@ -21,7 +21,7 @@ static struct {
     uint64_t drawn_ns;
 } term = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static volatile sig_atomic_t interrupts, second_ends;
+static volatile sig_atomic_t interrupts, second_ends, last_signal;
 
 void cli_terminal_init(void) {
     for (int fd = 0; fd <= 2; fd++)
@@ -235,6 +235,51 @@ void cli_progress(const char *what, uint64_t done, uint64_t total, bool bytes) {
     pthread_mutex_unlock(&term.lock);
 }
 
+static const char *clock_text(double seconds, char *out, size_t size) {
+    uint64_t s = (uint64_t)(seconds + 0.5);
+    if (s >= 3600)
+        snprintf(out, size, "%llu:%02llu:%02llu", (unsigned long long)(s / 3600), (unsigned long long)(s / 60 % 60),
+                 (unsigned long long)(s % 60));
+    else
+        snprintf(out, size, "%llu:%02llu", (unsigned long long)(s / 60), (unsigned long long)(s % 60));
+    return out;
+}
+
+void cli_bar_show(cli_bar *b, uint64_t done, uint64_t total) {
+    enum { PLAIN_SECONDS = 10 };
+    static const char full[] = "####################";
+    char line[200], at[16], all[16], speed[16], left[32] = "";
+    uint64_t now = sl_now_ns();
+    if (!b->begun)
+        *b = (cli_bar){
+            .what = b->what, .bytes = b->bytes, .begun = true, .first = done, .first_ns = now, .said_ns = now};
+    if (done < total && now - b->said_ns < 100000000u)
+        return;
+    double seconds = (double)(now - b->first_ns) / 1e9, rate = seconds > 0 ? (double)(done - b->first) / seconds : 0;
+    if (rate > 0)
+        clock_text((double)(total - done) / rate, left, sizeof left);
+    if (b->bytes)
+        snprintf(line, sizeof line, "%s [%-20.*s] %s of %s, %s/s, %s left", b->what,
+                 total ? (int)(done * 20 / total) : 0, full, cli_size(done, at), cli_size(total, all),
+                 cli_size((uint64_t)rate, speed), rate > 0 ? left : "?");
+    else
+        snprintf(line, sizeof line, "%s [%-20.*s] %llu of %llu tokens, %.1f/s, %s left", b->what,
+                 total ? (int)(done * 20 / total) : 0, full, (unsigned long long)done, (unsigned long long)total, rate,
+                 rate > 0 ? left : "?");
+    pthread_mutex_lock(&term.lock);
+    bool possible = status_possible();
+    if (possible && done < total)
+        draw_status(line);
+    else
+        erase_status();
+    pthread_mutex_unlock(&term.lock);
+    if (possible || (done < total && now - b->said_ns >= (uint64_t)PLAIN_SECONDS * 1000000000u)) {
+        if (!possible)
+            cli_note("%s", line);
+        b->said_ns = now;
+    }
+}
+
 uint64_t cli_idle_ns(void) {
     pthread_mutex_lock(&term.lock);
     uint64_t now = sl_now_ns(), idle = now > term.moved_ns ? now - term.moved_ns : 0;
@@ -245,9 +290,10 @@ uint64_t cli_idle_ns(void) {
 /* ---- Ctrl-C ------------------------------------------------------------------------------------------------------ */
 
 static void on_interrupt(int signal_number) {
+    last_signal = signal_number;
     if (interrupts++ > 0 && second_ends) {
-        signal(SIGINT, SIG_DFL);
-        raise(SIGINT);
+        signal(signal_number, SIG_DFL);
+        raise(signal_number);
     }
 }
 
@@ -258,8 +304,27 @@ void cli_interrupt_begin(bool again_ends) {
     sigaction(SIGINT, &action, NULL);
 }
 
+static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP};
+
+/* What the caller had ignored (nohup) stays ignored. */
+void cli_stop_begin(void) {
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART}, before;
+    interrupts = 0;
+    second_ends = true;
+    for (size_t i = 0; i < SL_COUNT(stop_signals); i++)
+        if (sigaction(stop_signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            sigaction(stop_signals[i], &action, NULL);
+}
+
+int cli_stop_status(void) {
+    return 128 + (last_signal ? last_signal : SIGINT);
+}
+
 void cli_interrupt_end(void) {
-    signal(SIGINT, SIG_DFL);
+    struct sigaction now;
+    for (size_t i = 0; i < SL_COUNT(stop_signals); i++)
+        if (sigaction(stop_signals[i], NULL, &now) == 0 && now.sa_handler == on_interrupt)
+            signal(stop_signals[i], SIG_DFL);
 }
 
 bool cli_interrupted(void) {

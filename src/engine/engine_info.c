@@ -21,7 +21,7 @@ bool engine_give(void *to, const void *from, size_t from_size) {
 static void fill_model(const sl_engine *e, sl_engine_info *i) {
     const sl_model_config *c = sl_model_config_get(e->model);
     snprintf(i->path, sizeof i->path, "%s", e->path);
-    snprintf(i->container, sizeof i->container, "%s",
+    snprintf(i->container, sizeof i->container, "%s%s", sl_ckpt_is_pack(e->ckpt) ? "pack of " : "",
              sl_ckpt_get_kind(e->ckpt) == SL_CKPT_GGUF ? "gguf" : "safetensors");
     snprintf(i->architecture, sizeof i->architecture, "%s", c->arch);
     i->layers = c->layers;

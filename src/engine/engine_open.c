@@ -129,6 +129,11 @@ static bool open_model(sl_engine *e, sl_error *err) {
     int32_t now = sl_model_config_get(e->model)->top_k;
     if (now != usual)
         snprintf(e->approximation, sizeof e->approximation, "%d experts per token instead of %d", now, usual);
+    const char *note = sl_ckpt_pack_note(e->ckpt);
+    if (*note) {
+        size_t used = strlen(e->approximation);
+        snprintf(e->approximation + used, sizeof e->approximation - used, "%s%s", used ? ", " : "", note);
+    }
     snprintf(e->formats, sizeof e->formats, "%s", sl_model_formats(e->model));
     return set_sizes(e, err) && open_tokenizer(e, err);
 }

@@ -167,6 +167,13 @@ typedef struct engine_templates {
     sl_error error[2];
 } engine_templates;
 
+/* Who watches the routing. S */
+typedef struct engine_routing {
+    sl_engine *e;
+    void (*fn)(void *user, const sl_routing *r);
+    void *user;
+} engine_routing;
+
 struct sl_engine {
     sl_engine_options options; /* strings are not kept */
     sl_log log;
@@ -180,6 +187,7 @@ struct sl_engine {
     sl_mem *mem;
     sl_gpu *gpu; /* NULL: the CPU */
     sl_ops *ops;
+    engine_routing routing;
     sl_expert_layer *expert_layers; /* [MoE layers] */
     sl_experts *experts;            /* NULL: a dense model */
     engine_kv *kv;

@@ -21,14 +21,14 @@ import json
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from golden import reference, tiny_tokenizer  # noqa: E402
+from golden import delta_families, reference, tiny_tokenizer  # noqa: E402
+from golden.family import BASE, Family, mlp_shapes, model_shapes  # noqa: E402
 from lib import floats, gguf_io, hf_io  # noqa: E402
 
 OUT = Path(__file__).resolve().parents[2] / "tests/golden/arch"
@@ -36,30 +36,6 @@ PREFILL, DECODE = 150, 10
 # The start, around position 64 (a page of KV), the end of the prompt, the decoded ones.
 ROWS = [*range(8), *range(60, 69), *range(PREFILL - 10, PREFILL + DECODE)]
 LEAST_MARGIN = 0.002  # of router logits and of the greedy choice: wider than any rounding, so that every engine takes the same branch
-
-BASE = {
-    "vocab_size": tiny_tokenizer.VOCAB,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_act": "silu",
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "attention_dropout": 0.0,
-    "initializer_range": 0.02,
-    "use_cache": True,
-    "bos_token_id": tiny_tokenizer.END,
-    "eos_token_id": tiny_tokenizer.IM_END,
-}
-
-
-@dataclass
-class Family:
-    """One set of random weights and the checkpoints written from it: (directory, writer(path, config, weights) -> weights it holds)."""
-
-    config: dict
-    checkpoints: list = field(default_factory=list)
-
 
 def hf(**options):
     def write(path, config, weights):
@@ -137,10 +113,6 @@ def is_moe_layer(config, layer):
     return "num_experts" in config and layer not in config["mlp_only_layers"] and (layer + 1) % config["decoder_sparse_step"] == 0
 
 
-def mlp_shapes(prefix, hidden, inner):
-    return {f"{prefix}.gate_proj.weight": (inner, hidden), f"{prefix}.up_proj.weight": (inner, hidden), f"{prefix}.down_proj.weight": (hidden, inner)}
-
-
 def layer_shapes(config, layer):
     hidden, d = config["hidden_size"], gguf_io.head_dim(config)
     q, kv = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
@@ -166,30 +138,10 @@ def layer_shapes(config, layer):
     return shapes
 
 
-def model_shapes(config):
-    shapes = {"model.embed_tokens.weight": (config["vocab_size"], config["hidden_size"])}
-    for layer in range(config["num_hidden_layers"]):
-        shapes |= layer_shapes(config, layer)
-    shapes["model.norm.weight"] = (config["hidden_size"],)
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
-    return shapes
-
-
-def random_weight(rng, name, shape):
-    """Larger than at initialisation, so that softmax, SiLU and router are far from linear."""
-    if "norm" in name:
-        return rng.uniform(0.5, 1.5, shape)
-    if name.endswith(".bias"):
-        return rng.normal(0, 0.5, shape)
-    if "embed_tokens" in name:
-        return rng.normal(0, 0.7, shape)
-    return rng.normal(0, 1.4 / np.sqrt(shape[-1]), shape)
-
-
-def random_weights(config, seed):
+def random_weights(family, seed):
     rng = np.random.default_rng(seed)
-    return {name: floats.portable(random_weight(rng, name, shape)) for name, shape in model_shapes(config).items()}
+    shapes = model_shapes(family.config, family.layer_shapes or layer_shapes)
+    return {name: floats.portable(family.weight(rng, name, shape)) for name, shape in shapes.items()}
 
 
 def relative(a, b):
@@ -200,7 +152,8 @@ def compare_llama_cpp(path, config, held, result):
     """Agreement of llama.cpp on the file and on an f32 twin of it. The twin proves names, metadata and the order of rope rows."""
     with tempfile.TemporaryDirectory() as scratch:
         twin = Path(scratch) / "twin"
-        gguf_of(Type.F32)(twin, config, held)
+        write = delta_families.gguf_of if config["model_type"] in delta_families.TYPES else gguf_of
+        write(Type.F32)(twin, config, held)
         agreement = {"f32": relative(reference.llama_cpp_logits(twin / "model.gguf", result.tokens), result.logits),
                      "file": relative(reference.llama_cpp_logits(path / "model.gguf", result.tokens), result.logits)}
     if agreement["f32"] > 1e-2:
@@ -208,8 +161,9 @@ def compare_llama_cpp(path, config, held, result):
     return agreement
 
 
-def record(path, config, held, prompt):
+def record(path, family, held, prompt):
     """Runs the references on the checkpoint at path; held are the weights it should hold. None if some choice is too close to call."""
+    config = family.config
     model = reference.load(path, config, held)
     result = reference.run(model, prompt, DECODE)
     if min(result.router_margin, result.greedy_margin) < LEAST_MARGIN:
@@ -219,7 +173,7 @@ def record(path, config, held, prompt):
     golden = {"model": "model.gguf" if (path / "model.gguf").exists() else ".", "architecture": config["model_type"], "tokens": result.tokens,
               "prefill": PREFILL, "rows": ROWS, "vocab": config["vocab_size"], "noise": relative(logits, double),
               "router_margin": result.router_margin if np.isfinite(result.router_margin) else None}
-    if golden["model"] != ".":
+    if golden["model"] != "." and family.llama_cpp:
         golden["llama_cpp"] = compare_llama_cpp(path, config, held, result)
     return golden, logits
 
@@ -228,7 +182,7 @@ def make_family(family, index, out):
     """Tries seeds until every checkpoint of the family has clear choices; moves the files into place."""
     for attempt in range(1000):
         seed = index * 1000 + attempt
-        weights = random_weights(family.config, seed)
+        weights = random_weights(family, seed)
         prompt = np.random.default_rng(seed + 500000).integers(0, 256, PREFILL).tolist()
         with tempfile.TemporaryDirectory() as scratch:
             goldens = []
@@ -236,7 +190,7 @@ def make_family(family, index, out):
                 path = Path(scratch) / name
                 held = write(path, family.config, weights)
                 same = all(np.array_equal(held[n], weights[n]) for n in weights)
-                recorded = record(path, family.config, held, prompt)
+                recorded = record(path, family, held, prompt)
                 if recorded is None:
                     break
                 goldens.append((path, same, *recorded))
@@ -258,12 +212,16 @@ def make_family(family, index, out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=OUT)
-    out = parser.parse_args().out
+    parser.add_argument("--only", help="families one of whose checkpoints' names begins so")
+    args = parser.parse_args()
+    out = args.out
     out.mkdir(parents=True, exist_ok=True)
-    for index, family in enumerate(FAMILIES):
-        make_family(family, index, out)
-    tiny_tokenizer.write_hf(out / "qwen3_moe")
-    tiny_tokenizer.write_hf(out / "qwen2_moe")
+    for index, family in enumerate(FAMILIES + delta_families.FAMILIES):
+        if not args.only or any(name.startswith(args.only) for name, _ in family.checkpoints):
+            make_family(family, index, out)
+    for name in ("qwen3_moe", "qwen2_moe"):
+        if (out / name).exists():
+            tiny_tokenizer.write_hf(out / name)
     total = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
     print(f"{total / 1e6:.2f} MB in {out}")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
 
 from lib import hf_io
@@ -27,8 +27,10 @@ def load(path, config, held):
 
     A plain Hugging Face directory is opened by transformers itself, so that names and config are checked too; of a GGUF or MLX file only the
     dequantised weights are used."""
-    if (path / "config.json").exists() and "quantization" not in json.loads((path / "config.json").read_text()):
-        model, info = AutoModelForCausalLM.from_pretrained(path, **EAGER, output_loading_info=True)
+    if (path / "config.json").exists() and "-mlx" not in path.name:
+        multimodal = "text_config" in json.loads((path / "config.json").read_text())
+        auto = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
+        model, info = auto.from_pretrained(path, **EAGER, output_loading_info=True)
         assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
     else:
         model = from_weights(config, held)
@@ -48,7 +50,7 @@ def from_weights(config, held):
 
 def check_weights(model, held):
     """The model's parameters are exactly the weights that were written."""
-    state = model.state_dict()
+    state = {name.replace("model.language_model.", "model."): w for name, w in model.state_dict().items()}
     for name, w in hf_io.fused_experts(held).items():
         assert np.array_equal(state[name].numpy(), w), name
 

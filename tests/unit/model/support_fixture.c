@@ -106,6 +106,29 @@ static bool set_up_kv(fixture *f, const fixture_options *o, sl_error *err) {
     return true;
 }
 
+/* Blocks of recurrent state, handed out from the end, full of NaN: a sequence begins from zeros. */
+static bool set_up_state(fixture *f, sl_error *err) {
+    sl_model_state(f->model, &f->state);
+    if (f->state.layers == 0)
+        return true;
+    if (!sl_state_layout_init(&f->state, sl_mem_slab_bytes(f->mem), err))
+        return false;
+    sl_ops_set_state(f->ops, &f->state);
+    int32_t blocks = f->state.layers * f->sequences;
+    f->blocks = malloc((size_t)blocks * sizeof *f->blocks);
+    for (int32_t i = 0; i < blocks; i++)
+        f->blocks[i] = blocks - 1 - i;
+    for (int32_t b = 0; b < blocks; b += f->state.blocks_per_slab) {
+        void *slab = sl_mem_slab(f->mem, SL_USE_KV, err);
+        if (!slab)
+            return false;
+        memset(slab, 0xff, sl_mem_slab_bytes(f->mem));
+        if (!sl_ops_add_state_slab(f->ops, slab, err))
+            return false;
+    }
+    return true;
+}
+
 static bool open_all(fixture *f, const fixture_options *o, sl_error *err) {
     f->ckpt = sl_ckpt_open(o->path, err);
     f->model = f->ckpt ? sl_model_open(f->ckpt, err) : NULL;
@@ -120,7 +143,8 @@ static bool open_all(fixture *f, const fixture_options *o, sl_error *err) {
     f->experts = read_experts(f->ckpt, f->model, o);
     sl_expert_source source = {.self = f->experts, .begin = begin, .next = next, .done = done, .end = end};
     sl_ops_set_experts(f->ops, &source);
-    return set_up_kv(f, o, err) && sl_model_load(f->model, f->mem, f->ops, o->max_rows, o->max_rows, NULL, NULL, err);
+    return set_up_kv(f, o, err) && set_up_state(f, err) &&
+           sl_model_load(f->model, f->mem, f->ops, o->max_rows, o->max_rows, NULL, NULL, err);
 }
 
 fixture *fixture_open(const fixture_options *o, sl_error *err) {
@@ -141,6 +165,7 @@ void fixture_close(fixture *f) {
     sl_ckpt_close(f->ckpt);
     free_experts(f->experts);
     free(f->pages);
+    free(f->blocks);
     free(f);
 }
 
@@ -149,7 +174,8 @@ bool fixture_run(fixture *f, const int32_t *tokens, const int32_t *seq, const in
     sl_step_seq *seqs = calloc((size_t)f->sequences, sizeof *seqs);
     int32_t *outs = malloc((size_t)rows * sizeof *outs);
     for (int32_t i = 0; i < f->sequences; i++)
-        seqs[i] = (sl_step_seq){.pages = f->pages + i * f->page_count, .page_count = f->page_count};
+        seqs[i] = (sl_step_seq){f->pages + i * f->page_count, f->page_count,
+                                f->blocks ? f->blocks + i * f->state.layers : NULL};
     for (int32_t i = 0; i < rows; i++)
         outs[i] = i;
     sl_step step = {.rows = rows,

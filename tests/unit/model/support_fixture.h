@@ -14,6 +14,8 @@ typedef struct fixture {
     sl_kv_layout kv;
     int32_t *pages; /* page tables of `sequences` sequences, page_count each */
     int32_t page_count, sequences;
+    sl_state_layout state;
+    int32_t *blocks; /* of recurrent state, `state.layers` of each sequence */
     struct all_experts *experts;
 } fixture;
 

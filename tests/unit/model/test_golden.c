@@ -1,5 +1,5 @@
 /* Logits of the tiny checkpoints against Hugging Face transformers (tests/golden/arch, made by tools/golden): exact
- * mode, relative error below 1e-4. */
+ * mode, relative error below 1e-5. Checkpoints of one model in other containers have the same expected logits. */
 #include "support_fixture.h"
 
 #include <jansson.h>
@@ -105,15 +105,16 @@ static void check_golden(const char *name, int32_t chunk) {
         worst =
             fmax(worst, relative_error(out + (int64_t)g.rows[i] * g.vocab, g.logits + (int64_t)i * g.vocab, g.vocab));
     print_message("%-20s chunk %3d: relative error %.2e\n", name, chunk, worst);
-    assert_true(worst < 1e-4);
+    assert_true(worst < 1e-5);
     free(out);
     free(g.logits);
     fixture_close(f);
 }
 
-static const char *const names[] = {"llama",          "llama-tied",      "llama-gguf",     "llama-tied-gguf",
-                                    "qwen2_moe",      "qwen2_moe-mixed", "qwen2_moe-gguf", "qwen3_moe",
-                                    "qwen3_moe-gguf", "qwen3_moe-mlx4",  "qwen3_moe-mlx8", "qwen3_moe-fused"};
+static const char *const names[] = {
+    "llama",          "llama-tied",     "llama-gguf",     "llama-tied-gguf", "qwen2_moe",       "qwen2_moe-mixed",
+    "qwen2_moe-gguf", "qwen3_moe",      "qwen3_moe-gguf", "qwen3_moe-mlx4",  "qwen3_moe-mlx8",  "qwen3_moe-fused",
+    "qwen3_next",     "qwen3_next-mtp", "qwen3_next-mlx", "qwen3_next-mlx4", "qwen3_next-gguf", "qwen3_next-gguf-q8"};
 
 static void exact_logits_equal_transformers(void **state) {
     for (size_t i = 0; i < SL_COUNT(names); i++) {
@@ -126,8 +127,8 @@ static void exact_logits_equal_transformers(void **state) {
 static void same_bits_whatever_chunk_threads_isa_and_arrival(void **state) {
     static const char *const isas[] = {"scalar", "avx2", "avx512", "neon"};
     static const sl_kv_format kvs[] = {SL_KV_F16, SL_KV_F32};
-    static const char *const some[] = {"llama-tied-gguf", "qwen2_moe-mixed", "qwen3_moe-gguf", "qwen3_moe-mlx4",
-                                       "qwen3_moe-fused"};
+    static const char *const some[] = {"llama-tied-gguf", "qwen2_moe-mixed", "qwen3_moe-gguf",
+                                       "qwen3_moe-mlx4",  "qwen3_moe-fused", "qwen3_next-gguf-q8"};
     for (size_t i = 0; i < SL_COUNT(some); i++) {
         golden g = read_golden(some[i]);
         size_t bytes = (size_t)g.count * (size_t)g.vocab * sizeof(float);

@@ -28,18 +28,6 @@ static bool no_experts(const sl_model *m, int32_t layer, sl_error *err) {
                    sl_ckpt_path(m->ckpt), layer, first);
 }
 
-/* Rows [row0, row0 + rows) of a matrix tensor. */
-static sl_tensor row_range(const sl_tensor *t, int64_t row0, int64_t rows) {
-    sl_tensor out = *t;
-    for (int32_t i = 0; i < t->parts; i++) {
-        uint64_t row_bytes = t->part[i].bytes / (uint64_t)t->shape[0];
-        out.part[i].offset += (uint64_t)row0 * row_bytes;
-        out.part[i].bytes = (uint64_t)rows * row_bytes;
-    }
-    out.shape[0] = rows;
-    return out;
-}
-
 /* The matrix tensor of one projection of one expert. */
 static bool expert_tensor(sl_model *m, const expert_naming *n, int proj, int32_t layer, int32_t expert, sl_tensor *out,
                           sl_error *err) {
@@ -63,7 +51,10 @@ static bool expert_tensor(sl_model *m, const expert_naming *n, int proj, int32_t
             return sl_fail(err, SL_ERR_FORMAT,
                            "%s: tensor %s has %lld rows per expert, an even number (gate, then up) expected",
                            model_tensor_file(m, t), name, (long long)out->shape[0]);
-        *out = row_range(out, proj == SL_PROJ_GATE ? 0 : out->shape[0] / 2, out->shape[0] / 2);
+        const sl_tensor both = *out;
+        int64_t rows = both.shape[0] / 2;
+        if (!sl_tensor_rows(&both, proj == SL_PROJ_GATE ? 0 : rows, rows, out, err))
+            return sl_fail_prefix(err, "%s", model_tensor_file(m, t));
     }
     return true;
 }
@@ -71,7 +62,7 @@ static bool expert_tensor(sl_model *m, const expert_naming *n, int proj, int32_t
 /* "AFFINE4 in groups of 64 with BF16 scales" */
 static const char *layout_text(const sl_matrix *m, char out[64]) {
     const char *name = sl_format_get(m->format)->name;
-    if (m->group)
+    if (sl_format_is_affine(m->format) || m->format == SL_FP8)
         snprintf(out, 64, "%s in groups of %d with %s scales", name, m->group, sl_format_get(m->side)->name);
     else
         snprintf(out, 64, "%s", name);

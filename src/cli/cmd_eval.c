@@ -4,6 +4,7 @@
  * reference brings its own tokens, in one window (reference.h). */
 #include "cli.h"
 #include "reference.h"
+#include "routing.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -233,7 +234,10 @@ int cli_eval(const cli_args *a) {
     args.reserve = RESERVE;
     sl_engine *e = cli_open(&args, false, &err);
     cli_interrupt_begin(true);
-    bool ok = e && (ref ? eval_reference(e, &args, ref, &t, &err) : eval_text(e, &args, &t, &err));
+    routing_writer *routes = e && a->routing ? routing_record(e, a->routing, &err) : NULL;
+    bool ok =
+        e && (routes || !a->routing) && (ref ? eval_reference(e, &args, ref, &t, &err) : eval_text(e, &args, &t, &err));
+    ok = routing_finish(routes, ok, &err) && ok;
     cli_interrupt_end();
     int status = ok ? print_result(e, &args, &t) : cli_report(&err);
     if (!ok && err.code == SL_ERR_CANCELLED)

@@ -83,6 +83,7 @@ typedef struct sl_engine_info {
     uint64_t dense_bytes_per_token; /* resident weights one decoded token reads: all but an embedding that is no head */
     uint64_t kv_tokens;             /* whose KV the budget can hold at most, experts having given way */
     uint64_t least_kv_tokens;       /* the same under the least budget */
+    uint64_t state_bytes_per_sequence; /* recurrent state, whatever its length; 0: the model has none */
 } sl_engine_info;
 
 /* Fills *info (info->size set by the caller). */
@@ -114,6 +115,7 @@ typedef struct sl_stats {
     uint64_t gpu_lists, gpu_ns, gpu_waits, gpu_wait_ns, gpu_hidden_waits;
     uint64_t time_expert_wait_ns; /* what computes stood still for experts that were read */
     uint64_t gpu_phase_ns;        /* sum of a device's phases by its own clock; 0: they are not told apart */
+    uint64_t time_delta_ns;       /* recurrent layers, without their products */
 } sl_stats;
 SL_API void sl_engine_get_stats(const sl_engine *e, sl_stats *stats); /* since the last reset */
 SL_API void sl_engine_reset_stats(sl_engine *e);

@@ -62,6 +62,7 @@ static void fill_settings(const sl_engine *e, sl_engine_info *i) {
     i->slots = e->plan.slots;
     i->kv_tokens = engine_kv_room(e);
     i->least_kv_tokens = e->plan.least_kv_blocks * SL_KV_PAGE_TOKENS;
+    i->state_bytes_per_sequence = engine_state_bytes(&e->state_layout);
 }
 
 bool sl_engine_get_info(const sl_engine *e, sl_engine_info *info) {
@@ -115,6 +116,7 @@ static void fill_steps(const sl_engine *e, sl_stats *s) {
     s->time_shared_ns = t->shared - u->shared;
     s->time_head_ns = t->head - u->head;
     s->time_other_ns = t->other - u->other;
+    s->time_delta_ns = t->delta - u->delta;
     s->time_expert_wait_ns = t->expert_wait - u->expert_wait;
     s->gpu_phase_ns = t->gpu_phase_time - u->gpu_phase_time;
     s->gpu_lists = t->gpu_lists - u->gpu_lists;

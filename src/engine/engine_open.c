@@ -332,6 +332,9 @@ static bool plan_budget(sl_engine *e, const numerics *n, bool direct, sl_kv_layo
     if (!choose_chunk(e, n, &in, err) || !sl_model_kv_layout(e->model, n->kv, kv, err) ||
         !sl_kv_layout_init(kv, engine_slab_size(ENGINE_SLAB_SIZES - 1), err))
         return false;
+    sl_model_state(e->model, &e->state_layout);
+    if (e->state_layout.layers && !sl_state_layout_init(&e->state_layout, engine_slab_size(ENGINE_SLAB_SIZES - 1), err))
+        return false;
 #ifdef __GLIBC__
     malloc_trim(0); /* what reading headers and tokenizer left behind is not needed */
 #endif
@@ -342,6 +345,8 @@ static bool plan_budget(sl_engine *e, const numerics *n, bool direct, sl_kv_layo
     in.later = later_bytes(e);
     in.resident = sl_model_resident_bytes(e->model);
     in.kv_block = kv->block_bytes;
+    in.state_block = e->state_layout.block_bytes;
+    in.state_blocks = e->state_layout.layers;
     in.least_slab = least_slab(e, kv);
     in.context_blocks = (e->context + SL_KV_PAGE_TOKENS - 1) / SL_KV_PAGE_TOKENS;
     bool ok = measure_experts(e, direct, &in, &slot_bytes, err);
@@ -428,7 +433,8 @@ static bool load(sl_engine *e, const numerics *n, sl_error *err) {
         return false;
     sl_ops_set_timing(e->ops, e->options.timing);
     engine_activity_set(&e->activity, ENGINE_LOADING, 0);
-    return sl_model_load(e->model, e->mem, e->ops, e->max_rows, e->max_outs, load_progress, e, err) && open_kv(e, err);
+    return sl_model_load(e->model, e->mem, e->ops, e->max_rows, e->max_outs, load_progress, e, err) &&
+           open_kv(e, err) && engine_state_open(e, err);
 }
 
 static void log_opened(const sl_engine *e) {
@@ -498,6 +504,7 @@ void sl_engine_close(sl_engine *e) {
         return;
     engine_core_stop(e);
     sl_experts_close(e->experts);
+    engine_kv_free(e->state);
     engine_kv_free(e->kv);
     sl_model_free(e->model);
     sl_ops_free(e->ops);

@@ -45,8 +45,8 @@ static uint64_t total_slots(const engine_plan_input *in) {
 }
 
 static bool possible(const engine_plan_input *in, int i) {
-    return engine_slab_size(i) >= in->kv_block && engine_slab_size(i) >= in->least_slab &&
-           (in->layers == 0 || in->least_experts[i] > 0);
+    return engine_slab_size(i) >= in->kv_block && engine_slab_size(i) >= in->state_block &&
+           engine_slab_size(i) >= in->least_slab && (in->layers == 0 || in->least_experts[i] > 0);
 }
 
 /* Slabs that hold every expert: those of one slot size share slabs. */
@@ -69,10 +69,15 @@ static uint64_t context_slabs(const engine_plan_input *in, uint64_t slab) {
     return ceil_div((uint64_t)in->context_blocks, slab / in->kv_block);
 }
 
+/* Bytes of slabs for the recurrent state of one sequence. */
+static uint64_t state_bytes(const engine_plan_input *in, uint64_t slab) {
+    return in->state_block ? ceil_div((uint64_t)in->state_blocks, slab / in->state_block) * slab : 0;
+}
+
 /* Bytes of slabs below which nothing runs. */
 static uint64_t least_bytes(const engine_plan_input *in, int i) {
     uint64_t slab = engine_slab_size(i);
-    return (in->whole_context ? context_slabs(in, slab) : 1) * slab + in->least_experts[i];
+    return (in->whole_context ? context_slabs(in, slab) : 1) * slab + state_bytes(in, slab) + in->least_experts[i];
 }
 
 /* Slots in `bytes` beside KV: of a whole context, but of a quarter of the bytes at most, and of one slab at least. */
@@ -80,6 +85,7 @@ static uint64_t slots_in(const engine_plan_input *in, int i, uint64_t bytes) {
     uint64_t slab = engine_slab_size(i), kv = context_slabs(in, slab) * slab;
     if (bytes < least_bytes(in, i))
         return 0;
+    bytes -= state_bytes(in, slab);
     if (kv > bytes / 4)
         kv = bytes / 4 > slab ? bytes / 4 / slab * slab : slab;
     if (bytes < kv + in->least_experts[i])
@@ -171,8 +177,9 @@ static uint64_t slab_bytes_for(const engine_plan_input *in, uint64_t slots) {
             experts = ceil_div(slots * full_slabs(in, slab), total_slots(in)) * slab;
         if (experts < in->least_experts[i])
             experts = in->least_experts[i];
-        if (few_slabs(i, kv + experts))
-            least = smallest(least, kv + experts);
+        uint64_t all = kv + state_bytes(in, slab) + experts;
+        if (few_slabs(i, all))
+            least = smallest(least, all);
     }
     return least;
 }
@@ -182,11 +189,11 @@ static bool too_small(const engine_plan_input *in, const engine_plan *p, sl_erro
     char have[32], least[32], resident[32], scratch[32], slabs[32], process[32];
     return sl_fail(err, SL_ERR_BUDGET,
                    "memory budget of %llu bytes (%s) is too small: at least %llu bytes (%s) are needed: weights %s, "
-                   "scratch %s, KV and expert slots %s, the process itself %s",
+                   "scratch %s, KV%s and expert slots %s, the process itself %s",
                    (unsigned long long)p->budget, engine_size_text(have, sizeof have, p->budget),
                    (unsigned long long)p->least, engine_size_text(least, sizeof least, p->least),
                    engine_size_text(resident, sizeof resident, in->resident),
-                   engine_size_text(scratch, sizeof scratch, tight.scratch),
+                   engine_size_text(scratch, sizeof scratch, tight.scratch), in->state_block ? ", state" : "",
                    engine_size_text(slabs, sizeof slabs, least_slab_bytes(in)),
                    engine_size_text(process, sizeof process, in->process + in->later + in->reserve));
 }
@@ -206,7 +213,8 @@ bool engine_plan_make(const engine_plan_input *in, uint64_t budget, engine_plan 
     engine_plan_input tight = with_least_scratch(in);
     out->least = report(&tight, least_slab_bytes(in));
     int least = least_slab(in);
-    out->least_kv_blocks = (least_bytes(in, least) - in->least_experts[least]) / in->kv_block;
+    uint64_t least_state = state_bytes(in, engine_slab_size(least));
+    out->least_kv_blocks = (least_bytes(in, least) - in->least_experts[least] - least_state) / in->kv_block;
     out->full = report(in, slab_bytes_for(in, total_slots(in)));
     out->suggested = smallest(report(in, slab_bytes_for(in, suggested_slots(in))), out->full);
     out->charge = in->process + in->later + in->reserve + (budget - net(budget));
@@ -217,7 +225,8 @@ bool engine_plan_make(const engine_plan_input *in, uint64_t budget, engine_plan 
     out->slab_bytes = engine_slab_size(slab);
     out->slots = in->layers ? out->slots : 0;
     out->least_experts = in->least_experts[slab];
-    out->kv_blocks = (net(budget) - fixed - out->least_experts) / out->slab_bytes * (out->slab_bytes / in->kv_block);
+    uint64_t others = out->least_experts + state_bytes(in, out->slab_bytes);
+    out->kv_blocks = (net(budget) - fixed - others) / out->slab_bytes * (out->slab_bytes / in->kv_block);
     return true;
 }
 

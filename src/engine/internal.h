@@ -11,6 +11,7 @@
 #include "engine/output.h"
 #include "engine/plan.h"
 #include "engine/sampler.h"
+#include "engine/state.h"
 
 #include <pthread.h>
 
@@ -24,6 +25,8 @@ struct sl_seq {
     int32_t *pages; /* block numbers; the last may be shared with a fork until it is written */
     size_t page_capacity;
     int32_t page_count;
+    int32_t *state;    /* blocks of recurrent state, one per delta layer; NULL: none taken yet */
+    int32_t state_at;  /* the state holds exactly the first state_at tokens: see state.h */
     const void *user;  /* L: the request, job or call that works on it; all others are refused */
     int32_t run_index; /* of the job that uses it */
     int32_t run_rows;
@@ -57,6 +60,7 @@ typedef struct engine_run {
     bool alone; /* a step it shared failed: it is tried by itself, so that the error finds its owner */
     bool ended;
     int32_t rows, first_row, outs, first_out; /* of the step being run */
+    int32_t past;                             /* of the rows, those that were evaluated before: the state was lost */
 } engine_run;
 
 /* One call of sl_decode. Owned by the caller, who waits for finished. */
@@ -192,6 +196,8 @@ struct sl_engine {
     sl_experts *experts;            /* NULL: a dense model */
     engine_kv *kv;
     sl_kv_layout kv_layout;
+    engine_kv *state; /* NULL: the model has no recurrent state */
+    sl_state_layout state_layout;
     engine_plan plan;
     uint64_t scratch_bytes, slot_bytes, kv_token_bytes; /* for info; slot_bytes of the largest class */
     char reader_name[64], isa[64], numeric[16], kv_type[16], formats[256], approximation[128];

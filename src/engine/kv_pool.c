@@ -5,6 +5,7 @@
 #include "engine/units.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { NO_BLOCK = -1 };
@@ -165,13 +166,16 @@ static void *take_slab(engine_kv *kv, int32_t missing, sl_error *err) {
         if (!kv->o.reclaim || kv->o.reclaim(kv->o.user, 1) < 1)
             break;
     }
-    char need[32], held[32], budget[32];
+    char need[32], held[32], budget[32], what[64];
     uint64_t slab = sl_mem_slab_bytes(kv->o.mem);
+    if (kv->o.state)
+        snprintf(what, sizeof what, "recurrent state of one more sequence");
+    else
+        snprintf(what, sizeof what, "KV of %lld more tokens", (long long)missing * SL_KV_PAGE_TOKENS);
     sl_fail(err, SL_ERR_BUDGET,
-            "KV of %lld more tokens needs another slab of %s, %s of KV are held and nothing can be freed in the memory "
-            "budget of %s",
-            (long long)missing * SL_KV_PAGE_TOKENS, engine_size_text(need, sizeof need, slab),
-            engine_size_text(held, sizeof held, sl_mem_used(kv->o.mem, SL_USE_KV)),
+            "%s needs another slab of %s, %s of KV%s are held and nothing can be freed in the memory budget of %s",
+            what, engine_size_text(need, sizeof need, slab),
+            engine_size_text(held, sizeof held, sl_mem_used(kv->o.mem, SL_USE_KV)), kv->o.state ? " and state" : "",
             engine_size_text(budget, sizeof budget, sl_mem_budget(kv->o.mem)));
     return NULL;
 }
@@ -239,6 +243,13 @@ bool engine_kv_grow(engine_kv *kv, int32_t n, sl_error *err) {
         if (!add_slab(kv, missing, err))
             return false;
     }
+}
+
+bool engine_kv_obtain(engine_kv *kv, int32_t *blocks, int32_t n, sl_error *err) {
+    while (!engine_kv_take(kv, blocks, n)) /* another thread may be faster in taking what was grown */
+        if (!engine_kv_grow(kv, n, err))
+            return false;
+    return true;
 }
 
 /* With the mutex held: an empty slab that may go, highest first, or -1. */

@@ -1,5 +1,5 @@
 /* The pool of KV blocks: 64 tokens each, cut out of slabs of the budgeted allocator, counted by references so that
- * forked sequences share full pages.
+ * forked sequences share full pages. A second pool of the same kind holds recurrent state (state.h).
  *
  * Blocks are taken and released by any thread; slabs come and go only on the scheduler's thread between steps, because
  * what runs the steps knows them by index (block b lies in slab b / blocks_per_slab) and because room for a slab may
@@ -15,7 +15,8 @@ typedef struct engine_kv engine_kv;
 
 typedef struct engine_kv_options {
     sl_mem *mem;         /* borrowed */
-    sl_kv_layout layout; /* derived fields set for mem's slabs */
+    sl_kv_layout layout; /* derived fields set for mem's slabs; for state only block_bytes and blocks_per_slab */
+    bool state;          /* blocks of recurrent state, as errors call them */
     /* The list of slabs changed. appended: the only change is one more at the end. A place whose slab was given back
      * holds some other live slab: no block of it is in use. */
     bool (*place)(void *user, void *const *slabs, int32_t count, bool appended, sl_error *err);
@@ -43,6 +44,8 @@ engine_kv_stats engine_kv_stats_get(engine_kv *kv);
 
 /* Takes slabs until n blocks are free. SL_ERR_BUDGET names the sizes. Scheduler's thread, between steps. */
 bool engine_kv_grow(engine_kv *kv, int32_t n, sl_error *err);
+/* Takes n blocks, growing the pool where they are missing. As grow. */
+bool engine_kv_obtain(engine_kv *kv, int32_t *blocks, int32_t n, sl_error *err);
 /* Gives empty slabs back, all but `spare` of them and never the last slab. Scheduler's thread, between steps. */
 void engine_kv_trim(engine_kv *kv, int32_t spare);
 

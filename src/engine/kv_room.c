@@ -1,5 +1,5 @@
 /* What the budget can hold of KV at most, known before a prompt is evaluated: all that is no weights, scratch or
- * charge, less the slabs that experts never give up. */
+ * charge, less the slabs that experts never give up and those of one sequence's recurrent state. */
 #include "engine/internal.h"
 
 #include "engine/units.h"
@@ -11,6 +11,7 @@ uint64_t engine_kv_room(const sl_engine *e) {
     uint64_t slab = sl_mem_slab_bytes(e->mem), budget = sl_mem_budget(e->mem), taken = e->plan.least_experts;
     for (int u = 0; u < SL_USE_COUNT; u++)
         taken += u == SL_USE_SLOTS || u == SL_USE_KV ? 0 : sl_mem_used(e->mem, (sl_use)u);
+    taken += (uint64_t)engine_state_slabs(&e->state_layout) * slab;
     return budget > taken ? (budget - taken) / slab * (uint64_t)l->blocks_per_slab * SL_KV_PAGE_TOKENS : 0;
 }
 

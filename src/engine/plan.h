@@ -2,7 +2,7 @@
  *
  *   budget >= process (code, libraries, tables, stacks) + the caller's reserve + page tables + resident weights +
  * scratch
- *             + slabs { KV, expert slots }
+ *             + slabs { KV, recurrent state of one sequence, expert slots }
  *
  * Pure numbers in, numbers out; engine_open.c measures the input. */
 #ifndef SL_ENGINE_PLAN_H
@@ -21,6 +21,8 @@ typedef struct engine_plan_input {
     uint64_t scratch_least; /* with the smallest chunk that would be chosen; 0: as scratch */
     uint64_t kv_block;      /* bytes of a KV block */
     int32_t context_blocks;
+    uint64_t state_block; /* bytes of a block of recurrent state, state_blocks of which are one sequence's; 0: none */
+    int32_t state_blocks;
     bool whole_context;  /* no budget runs that cannot hold all of them */
     uint64_t least_slab; /* smaller slabs are not made; 0: any */
     /* Routed experts; layers 0: a dense model. */

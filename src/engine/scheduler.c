@@ -256,6 +256,8 @@ static void *scheduler_main(void *arg) {
         drop_waiting_cancelled(sc);
         drop_ended(sc);
         engine_kv_trim(e->kv, 1);
+        if (e->state)
+            engine_kv_trim(e->state, engine_state_slabs(&e->state_layout));
         if (sc->active_count)
             engine_step_run(e);
         drop_ended(sc);

@@ -1,4 +1,4 @@
-/* Sequences: token history and a table of KV pages.
+/* Sequences: token history, a table of KV pages, blocks of recurrent state.
  *
  * A fork shares every page with its origin, the last partial one too: whoever first appends to that one copies it
  * (engine_seq_prepare), so a fork costs no memory until it goes its own way, and truncation needs no copy at all. */
@@ -63,6 +63,7 @@ void sl_seq_free(sl_seq *s) {
         pthread_cond_wait(&sc->finished, &sc->mutex);
     pthread_mutex_unlock(&sc->mutex);
     engine_kv_unref(s->e->kv, s->pages, s->page_count);
+    engine_state_free(s);
     free(s->pages);
     free(s->tokens);
     free(s);
@@ -95,20 +96,12 @@ static bool reserve_pages(sl_seq *s, int32_t n, sl_error *err) {
     return ok || sl_fail(err, SL_ERR_MEMORY, "out of memory for a page table of %d pages", n);
 }
 
-/* Takes n blocks, growing the pool where they are missing. Another thread may be faster in taking what was grown. */
-static bool take_blocks(engine_kv *kv, int32_t *blocks, int32_t n, sl_error *err) {
-    while (!engine_kv_take(kv, blocks, n))
-        if (!engine_kv_grow(kv, n, err))
-            return false;
-    return true;
-}
-
 /* A page shared with a fork becomes this sequence's own. */
 static bool own_page(sl_seq *s, int32_t page, sl_error *err) {
     int32_t old = s->pages[page], fresh;
     if (!engine_kv_shared(s->e->kv, old))
         return true;
-    if (!take_blocks(s->e->kv, &fresh, 1, err))
+    if (!engine_kv_obtain(s->e->kv, &fresh, 1, err))
         return false;
     memcpy(engine_kv_block(s->e->kv, fresh), engine_kv_block(s->e->kv, old), engine_kv_layout(s->e->kv)->block_bytes);
     engine_kv_unref(s->e->kv, &old, 1);
@@ -117,15 +110,16 @@ static bool own_page(sl_seq *s, int32_t page, sl_error *err) {
 }
 
 bool engine_seq_prepare(sl_seq *s, int32_t from, int32_t to, sl_error *err) {
-    int32_t need = pages_of(to), first = from / SL_KV_PAGE_TOKENS;
-    if (!reserve_tokens(s, to, err) || !reserve_pages(s, need, err))
+    int32_t need = pages_of(to);
+    if (!reserve_tokens(s, to, err) || !reserve_pages(s, need, err) || !engine_state_prepare(s, err))
         return false;
-    if (first < s->page_count && !own_page(s, first, err))
-        return false;
+    for (int32_t page = from / SL_KV_PAGE_TOKENS; page < s->page_count && page < need; page++)
+        if (!own_page(s, page, err))
+            return false;
     int32_t more = need - s->page_count;
     if (more <= 0)
         return true;
-    if (!take_blocks(s->e->kv, s->pages + s->page_count, more, err))
+    if (!engine_kv_obtain(s->e->kv, s->pages + s->page_count, more, err))
         return false;
     s->page_count = need;
     return true;
@@ -156,6 +150,8 @@ static bool copy_history(sl_seq *to, const sl_seq *from, sl_error *err) {
         memcpy(to->tokens, from->tokens, (size_t)from->length * sizeof *to->tokens);
     if (pages)
         memcpy(to->pages, from->pages, (size_t)pages * sizeof *to->pages);
+    if (!engine_state_share(to, from, err))
+        return false;
     engine_kv_ref(to->e->kv, to->pages, pages);
     to->length = from->length;
     to->page_count = pages;
@@ -184,6 +180,7 @@ bool sl_seq_truncate(sl_seq *s, int length, sl_error *err) {
         s->length = length;
         pthread_mutex_unlock(&s->e->sched.mutex);
         engine_seq_drop_uncommitted(s);
+        engine_state_next(s, length);
     } else {
         sl_fail(err, SL_ERR_ARGUMENT, "truncation to %d tokens, expected 0 to %d", length, s->length);
     }

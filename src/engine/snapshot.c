@@ -1,9 +1,9 @@
 /* Snapshots of sequences as bytes, in the byte order of the machine:
  *
- *   header { magic, version, KV format, bytes of one token's KV, fingerprint of model and numeric mode, tokens }
- *   token ids, i32 [tokens]
- *   KV [tokens/64 pages][layer][K|V][kv_head][token of the page][head]: as in the blocks, without unused positions
- *   XXH3 64 of everything before
+ *   header { magic, version, KV format, bytes of one token's KV, of a sequence's state, fingerprint of model and
+ * numeric mode, tokens } token ids, i32 [tokens] recurrent state, where the model has it and there are tokens [layer]:
+ * as in the blocks KV [tokens/64 pages][layer][K|V][kv_head][token of the page][head]: as in the blocks, without unused
+ * positions XXH3 64 of everything before
  *
  * KV depends on the numeric mode and on everything about the model, so both are in the fingerprint: a snapshot goes
  * back only where continuing it gives what the original would have given. */
@@ -13,7 +13,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-enum { VERSION = 1, SAMPLED_TENSORS = 64, SAMPLE_BYTES = 4096 };
+enum { VERSION = 2, SAMPLED_TENSORS = 64, SAMPLE_BYTES = 4096 };
 
 static const char MAGIC[8] = {'S', 'L', 'U', 'I', 'C', 'E', 'K', 'V'};
 
@@ -21,6 +21,7 @@ typedef struct header {
     char magic[8];
     uint32_t version, kv_format;
     uint64_t token_bytes; /* KV of one token, all layers */
+    uint64_t state_bytes; /* of a sequence, all layers; 0: the model has none */
     uint64_t fingerprint;
     uint64_t tokens;
 } header;
@@ -59,6 +60,9 @@ static void hash_settings(XXH3_state_t *h, const sl_engine *e) {
     int32_t sizes[] = {e->vocab, engine_kv_layout(e->kv)->layers, engine_kv_layout(e->kv)->kv_heads,
                        engine_kv_layout(e->kv)->head_dim};
     XXH3_64bits_update(h, sizes, sizeof sizes);
+    const sl_state_layout *st = &e->state_layout;
+    int32_t state[] = {st->layers, st->key_heads, st->value_heads, st->key_dim, st->value_dim, st->kernel};
+    XXH3_64bits_update(h, state, sizeof state);
 }
 
 static bool compute_fingerprint(const sl_engine *e, uint64_t *out, sl_error *err) {
@@ -116,10 +120,38 @@ static void copy_pages(sl_engine *e, const int32_t *pages, int32_t tokens, uint8
     }
 }
 
+static uint64_t state_bytes(const sl_engine *e) {
+    return (uint64_t)e->state_layout.layers * e->state_layout.used_bytes;
+}
+
+/* Copies the state of so many tokens to packed bytes or back; returns where the bytes behind it go. */
+static uint8_t *copy_state(sl_seq *s, int32_t tokens, uint8_t *packed, bool to_blocks) {
+    const sl_state_layout *l = &s->e->state_layout;
+    for (int32_t i = 0; i < l->layers && tokens; i++, packed += l->used_bytes) {
+        uint8_t *block = engine_state_block(s, i);
+        memcpy(to_blocks ? block : packed, to_blocks ? packed : block, (size_t)l->used_bytes);
+    }
+    return packed;
+}
+
 /* ---- save ------------------------------------------------------------------------------------------------------- */
 
-static uint64_t snapshot_bytes(uint64_t tokens, uint64_t per_token) {
-    return sizeof(header) + tokens * (sizeof(int32_t) + per_token) + sizeof(uint64_t);
+static uint64_t snapshot_bytes(const header *h) {
+    return sizeof *h + (h->tokens ? h->state_bytes : 0) + h->tokens * (sizeof(int32_t) + h->token_bytes) +
+           sizeof(uint64_t);
+}
+
+/* Evaluates the history again where the state no longer holds it. */
+static bool renew_state(sl_seq *s, sl_error *err) {
+    if (engine_state_next(s, s->length) == s->length)
+        return true;
+    engine_job job = {.run_count = 1};
+    engine_run run = {.seq = s, .job = &job, .base = s->length};
+    job.runs = &run;
+    engine_submit_job(s->e, &job);
+    if (job.failed && err)
+        *err = job.error;
+    return !job.failed;
 }
 
 static bool save_claimed(sl_seq *s, void **bytes, size_t *size, sl_error *err) {
@@ -127,11 +159,12 @@ static bool save_claimed(sl_seq *s, void **bytes, size_t *size, sl_error *err) {
     header h = {.version = VERSION,
                 .kv_format = (uint32_t)l->format,
                 .token_bytes = token_bytes(l),
+                .state_bytes = state_bytes(s->e),
                 .tokens = (uint64_t)s->length};
     memcpy(h.magic, MAGIC, sizeof MAGIC);
-    if (!engine_fingerprint(s->e, &h.fingerprint, err))
+    if (!engine_fingerprint(s->e, &h.fingerprint, err) || !renew_state(s, err))
         return false;
-    uint64_t total = snapshot_bytes(h.tokens, h.token_bytes);
+    uint64_t total = snapshot_bytes(&h);
     uint8_t *out = malloc((size_t)total), *p = out;
     if (!out)
         return sl_fail(err, SL_ERR_MEMORY, "out of memory for a snapshot of %llu bytes", (unsigned long long)total);
@@ -140,6 +173,7 @@ static bool save_claimed(sl_seq *s, void **bytes, size_t *size, sl_error *err) {
     if (s->length)
         memcpy(p, s->tokens, (size_t)s->length * sizeof(int32_t));
     p += (size_t)s->length * sizeof(int32_t);
+    p = copy_state(s, s->length, p, false);
     copy_pages(s->e, s->pages, s->length, p, false);
     uint64_t sum = XXH3_64bits(out, (size_t)total - sizeof sum);
     memcpy(out + total - sizeof sum, &sum, sizeof sum);
@@ -176,12 +210,15 @@ static bool check_header(sl_engine *e, const header *h, size_t size, sl_error *e
         return sl_fail(err, SL_ERR_ARGUMENT, "snapshot: KV format %u of %llu bytes a token, expected %u of %llu",
                        h->kv_format, (unsigned long long)h->token_bytes, (unsigned)l->format,
                        (unsigned long long)token_bytes(l));
+    if (h->state_bytes != state_bytes(e))
+        return sl_fail(err, SL_ERR_ARGUMENT, "snapshot: recurrent state of %llu bytes, expected %llu",
+                       (unsigned long long)h->state_bytes, (unsigned long long)state_bytes(e));
     if (h->tokens > (uint64_t)e->context)
         return sl_fail(err, SL_ERR_CONTEXT, "snapshot: %llu tokens, the context holds %d",
                        (unsigned long long)h->tokens, e->context);
-    if (size != snapshot_bytes(h->tokens, h->token_bytes))
+    if (size != snapshot_bytes(h))
         return sl_fail(err, SL_ERR_FORMAT, "snapshot: %zu bytes, expected %llu for %llu tokens", size,
-                       (unsigned long long)snapshot_bytes(h->tokens, h->token_bytes), (unsigned long long)h->tokens);
+                       (unsigned long long)snapshot_bytes(h), (unsigned long long)h->tokens);
     return true;
 }
 
@@ -229,7 +266,9 @@ static bool fill_sequence(sl_seq *s, const uint8_t *body, int32_t tokens, sl_err
     }
     if (tokens) {
         memcpy(s->tokens, body, (size_t)tokens * sizeof *s->tokens);
-        copy_pages(s->e, s->pages, tokens, (uint8_t *)body + (size_t)tokens * sizeof *s->tokens, true);
+        uint8_t *packed = copy_state(s, tokens, (uint8_t *)body + (size_t)tokens * sizeof *s->tokens, true);
+        copy_pages(s->e, s->pages, tokens, packed, true);
+        s->state_at = tokens;
     }
     s->length = tokens;
     return true;

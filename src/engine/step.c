@@ -6,9 +6,12 @@
  *   - cancelled: the cancelled requests end, the others' rows are run again;
  *   - any other error: each of its runs is tried alone, so that the error reaches only its owner;
  *   - rows whose expert could not be read fail their own run, the other rows stand.
+ * A model with recurrent state (state.h) loses that of every sequence of a step that failed, and of a run that did:
+ * their history is evaluated again, before their own rows, when they are continued.
  * When cancellation interrupts: alone, or while a chunk of the cancelled request's own prompt is being evaluated,
  * within a layer; a decode row that shares the step with others waits for the step's end (one token), because running
- * the others again would delay them by as much. */
+ * the others again would delay them by as much. With recurrent state a step is interrupted only where nobody loses by
+ * it: all of its runs are cancelled, and none of them is a single token of a sequence that is kept. */
 #include "engine/internal.h"
 
 #include <stdlib.h>
@@ -57,8 +60,19 @@ void engine_step_free(sl_engine *e) {
 
 /* ---- putting a step together ------------------------------------------------------------------------------------ */
 
-static int32_t remaining(const engine_run *run) {
-    return run->count - run->done;
+/* Tokens before the run's next one that must be evaluated again, the state having been lost. What a job had evaluated
+ * is not committed: it begins again. */
+static int32_t past(engine_run *run) {
+    int32_t target = run->base + run->done, from = engine_state_next(run->seq, target);
+    if (from < target && run->job) {
+        run->done = 0;
+        target = run->base;
+    }
+    return from < target ? target - from : 0;
+}
+
+static int32_t remaining(engine_run *run) {
+    return past(run) + run->count - run->done;
 }
 
 /* Where the logits of row i of a run go: wanted says whether they are at all. */
@@ -83,10 +97,11 @@ static bool take_output(sl_engine *e, engine_step *st, float *dest, int32_t row)
     return true;
 }
 
-static void add_row(engine_step *st, const engine_run *run, int32_t i) {
-    st->token[st->rows] = run->tokens[i];
+static void add_row(engine_step *st, const engine_run *run, int32_t position) {
+    bool again = position < run->base + run->done;
+    st->token[st->rows] = again ? run->seq->tokens[position] : run->tokens[position - run->base];
     st->seq[st->rows] = st->run_count;
-    st->position[st->rows] = run->base + i;
+    st->position[st->rows] = position;
     st->rows++;
 }
 
@@ -102,7 +117,8 @@ static void no_room(sl_engine *e, engine_run *run, const sl_error *err) {
 static int32_t add_run(sl_engine *e, engine_run *run, int32_t most) {
     engine_step *st = &e->sched.step;
     sl_error err = {0};
-    int32_t n = remaining(run) < most ? remaining(run) : most, from = run->base + run->done;
+    int32_t again = past(run), from = run->base + run->done - again;
+    int32_t n = remaining(run) < most ? remaining(run) : most;
     if (n < 1)
         return 0;
     if (!engine_seq_prepare(run->seq, from, from + n, &err)) {
@@ -112,13 +128,14 @@ static int32_t add_run(sl_engine *e, engine_run *run, int32_t most) {
     run->first_row = st->rows;
     run->first_out = st->outs;
     run->rows = 0;
-    for (int32_t i = run->done; run->rows < n; i++, run->rows++) {
-        bool wanted;
-        float *dest = row_dest(run, i, &wanted);
+    for (; run->rows < n; run->rows++) {
+        bool wanted = false;
+        float *dest = run->rows < again ? NULL : row_dest(run, run->done + run->rows - again, &wanted);
         if (wanted && !take_output(e, st, dest, st->rows))
             break;
-        add_row(st, run, i);
+        add_row(st, run, from + run->rows);
     }
+    run->past = again < run->rows ? again : run->rows;
     run->outs = st->outs - run->first_out;
     if (run->rows > 0)
         st->runs[st->run_count++] = run;
@@ -173,12 +190,26 @@ static bool is_cancelled(const engine_run *run) {
     return run->request && atomic_load_explicit(&run->request->cancelled, memory_order_relaxed);
 }
 
+/* A token whose end is waited for, because the sequence goes on from its state. */
+static bool worth_waiting(const engine_run *run) {
+    return run->rows == 1 && !run->request->own_seq;
+}
+
+static bool all_may_stop(const engine_step *st) {
+    for (int32_t i = 0; i < st->run_count; i++)
+        if (!is_cancelled(st->runs[i]) || worth_waiting(st->runs[i]))
+            return false;
+    return true;
+}
+
 /* Whether the step should stop now: see the top of the file. */
 static bool poll_cancelled(void *user) {
     sl_engine *e = user;
     const engine_step *st = &e->sched.step;
     if (atomic_load_explicit(&e->sched.ending, memory_order_relaxed))
         return true;
+    if (e->state)
+        return all_may_stop(st);
     int32_t cancelled = 0;
     for (int32_t i = 0; i < st->run_count; i++) {
         if (!is_cancelled(st->runs[i]))
@@ -193,7 +224,9 @@ static bool poll_cancelled(void *user) {
 static bool run_forward(sl_engine *e, sl_error *row_error, sl_error *err) {
     engine_step *st = &e->sched.step;
     for (int32_t i = 0; i < st->run_count; i++)
-        st->seqs[i] = (sl_step_seq){.pages = st->runs[i]->seq->pages, .page_count = st->runs[i]->seq->page_count};
+        st->seqs[i] = (sl_step_seq){.pages = st->runs[i]->seq->pages,
+                                    .page_count = st->runs[i]->seq->page_count,
+                                    .state = st->runs[i]->seq->state};
     memset(st->row_failed, 0, (size_t)st->rows);
     bool direct = st->direct && st->outs > 0;
     sl_step step = {.rows = st->rows,
@@ -249,17 +282,27 @@ static void report_prefill(sl_engine *e, const engine_run *run) {
 /* The rows of a run have been evaluated. */
 static void advance_run(sl_engine *e, engine_run *run) {
     const engine_step *st = &e->sched.step;
+    int32_t own = run->rows - run->past;
     run->alone = false;
-    if (run->request)
-        engine_seq_commit(run->seq, run->tokens + run->done, run->rows);
-    run->done += run->rows;
+    if (run->request && own)
+        engine_seq_commit(run->seq, run->tokens + run->done, own);
+    run->done += own;
     report_prefill(e, run);
-    if (run->done < run->count)
+    if (remaining(run) > 0)
         return;
     if (run->job)
         run->ended = true;
     else
         engine_request_advance(run->request, st->logits + (int64_t)run->first_out * e->vocab);
+}
+
+/* What the states hold after the step. */
+static void settle_states(const engine_step *st, bool ok) {
+    for (int32_t i = 0; i < st->run_count; i++) {
+        const engine_run *run = st->runs[i];
+        bool whole = ok && !any_row_failed(st, run);
+        run->seq->state_at = whole ? st->position[run->first_row] + run->rows : 0;
+    }
 }
 
 static void hand_out(sl_engine *e, const sl_error *row_error) {
@@ -329,6 +372,7 @@ void engine_step_run(sl_engine *e) {
     engine_activity_set(&e->activity, st->prefill_rows ? ENGINE_PREFILL : ENGINE_DECODE, st->rows);
     uint64_t start = sl_now_ns();
     bool ok = run_forward(e, &row_error, &error);
+    settle_states(st, ok);
     if (ok) {
         account(e, sl_now_ns() - start);
         hand_out(e, &row_error);

@@ -85,6 +85,38 @@ static bool read_history(fake *f, const sl_step_seq *seq, int32_t position, uint
     return true;
 }
 
+/* ---- recurrent state: a count of tokens and their hash at both ends of each block -------------------------------- */
+
+typedef struct mark {
+    uint64_t count, hash;
+} mark;
+
+static mark *state_mark(fake *f, const sl_step_seq *seq, int32_t layer, bool end) {
+    uint8_t *block = engine_kv_block(f->e.state, seq->state[layer]);
+    return (mark *)(void *)(end ? block + f->e.state_layout.used_bytes - sizeof(mark) : block);
+}
+
+/* Takes a row into the state; false: it does not hold what comes before the row. */
+static bool advance_state(fake *f, const sl_step *s, int32_t row, uint64_t *hash) {
+    const sl_step_seq *seq = &s->seqs[s->seq[row]];
+    for (int32_t layer = 0; layer < f->e.state_layout.layers; layer++) {
+        mark *first = state_mark(f, seq, layer, false), *last = state_mark(f, seq, layer, true);
+        if (s->position[row] == 0)
+            *first = *last = (mark){0, (uint64_t)layer};
+        if (memcmp(first, last, sizeof *first) || first->count != (uint64_t)s->position[row])
+            return false;
+        *first = *last =
+            (mark){first->count + 1, chain(first->hash - (uint64_t)layer, s->token[row]) + (uint64_t)layer};
+        *hash = first->hash - (uint64_t)layer;
+    }
+    return true;
+}
+
+static void spoil_states(fake *f, const sl_step *s) {
+    for (int32_t i = 0; f->e.state && i < s->seq_count; i++)
+        state_mark(f, &s->seqs[i], i % f->e.state_layout.layers, i % 2)->count = 0xdead;
+}
+
 /* What ops.h promises an implementation about a step. */
 static void check_step(const fake *f, const sl_step *s) {
     assert_in_range(s->rows, 1, f->e.max_rows);
@@ -122,11 +154,40 @@ static bool wait_held(fake *f, sl_step *s, sl_error *err) {
         if (s->cancelled(s->user)) {
             f->cancelled_steps++;
             f->holding = false;
+            spoil_states(f, s);
             return sl_fail(err, SL_ERR_CANCELLED, "cancelled at layer 0");
         }
         usleep(200);
     }
     f->holding = false;
+    return true;
+}
+
+static bool step_rows(fake *f, sl_step *s, uint64_t *state, sl_error *err) {
+    for (int32_t i = 0; i < s->rows; i++) {
+        write_row(f, s, i);
+        if (f->e.state && !advance_state(f, s, i, &state[i]))
+            return sl_fail(err, SL_ERR_FORMAT, "state of another position than %d", s->position[i]);
+        if (s->token[i] == f->nan_token)
+            return sl_fail(err, SL_ERR_NUMERIC, "logits of token %d are not finite", s->token[i]);
+        if (s->token[i] == f->row_error_token) {
+            s->row_failed[i] = 1;
+            sl_fail(&s->row_error, SL_ERR_IO, "expert 3 of layer 1: Input/output error");
+        }
+    }
+    return true;
+}
+
+static bool step_outs(fake *f, sl_step *s, const uint64_t *state, sl_error *err) {
+    for (int32_t i = 0; i < s->outs; i++) {
+        uint64_t hash;
+        int32_t row = s->out_rows[i];
+        if (!read_history(f, &s->seqs[s->seq[row]], s->position[row], &hash))
+            return sl_fail(err, SL_ERR_FORMAT, "KV of another sequence before position %d", s->position[row]);
+        if (f->e.state && hash != state[row])
+            return sl_fail(err, SL_ERR_FORMAT, "state of another sequence at position %d", s->position[row]);
+        hash_to_logits(hash, s->logits + (int64_t)i * FAKE_VOCAB);
+    }
     return true;
 }
 
@@ -138,23 +199,15 @@ static bool run_step(void *self, sl_step *s, sl_error *err) {
     observe(f, s);
     for (int32_t i = 0; i < s->outs * FAKE_VOCAB; i++)
         s->logits[i] = -1e30f;
-    for (int32_t i = 0; i < s->rows; i++) {
-        write_row(f, s, i);
-        if (s->token[i] == f->nan_token)
-            return sl_fail(err, SL_ERR_NUMERIC, "logits of token %d are not finite", s->token[i]);
-        if (s->token[i] == f->row_error_token) {
-            s->row_failed[i] = 1;
-            sl_fail(&s->row_error, SL_ERR_IO, "expert 3 of layer 1: Input/output error");
-        }
-    }
-    for (int32_t i = 0; i < s->outs; i++) {
-        uint64_t hash;
-        int32_t row = s->out_rows[i];
-        if (!read_history(f, &s->seqs[s->seq[row]], s->position[row], &hash))
-            return sl_fail(err, SL_ERR_FORMAT, "KV of another sequence before position %d", s->position[row]);
-        hash_to_logits(hash, s->logits + (int64_t)i * FAKE_VOCAB);
-    }
-    return true;
+    uint64_t *state = calloc((size_t)s->rows, sizeof *state);
+    bool ok = step_rows(f, s, state, err) && step_outs(f, s, state, err);
+    if (!ok)
+        spoil_states(f, s);
+    for (int32_t i = 0; f->e.state && i < s->rows; i++)
+        if (s->row_failed[i])
+            state_mark(f, &s->seqs[s->seq[i]], 0, true)->hash++;
+    free(state);
+    return ok;
 }
 
 /* ---- the engine ------------------------------------------------------------------------------------------------- */
@@ -209,6 +262,10 @@ fake *fake_open(const fake_options *o) {
     assert_int_equal(k.layout.blocks_per_slab, FAKE_BLOCKS_PER_SLAB);
     e->kv = engine_kv_new(&k, &err);
     assert_non_null(e->kv);
+    e->state_layout = (sl_state_layout){
+        .layers = o->state_layers, .key_heads = 2, .value_heads = 10, .key_dim = 16, .value_dim = 26, .kernel = 4};
+    assert_true(engine_state_open(e, &err));
+    assert_true(!e->state || e->state_layout.blocks_per_slab == FAKE_STATES_PER_SLAB);
     while (f->cached < o->cache)
         assert_non_null(f->cache[f->cached++] = sl_mem_slab(e->mem, SL_USE_SLOTS, &err));
     if (!engine_core_start(e, &err))
@@ -220,6 +277,8 @@ void fake_close(fake *f) {
     sl_engine *e = &f->e;
     engine_core_stop(e);
     assert_int_equal(engine_kv_stats_get(e->kv).blocks_used, 0); /* nothing leaked */
+    assert_true(!e->state || engine_kv_stats_get(e->state).blocks_used == 0);
+    engine_kv_free(e->state);
     engine_kv_free(e->kv);
     sl_mem_free(e->mem);
     sl_tokenizer_free(e->tokenizer);

@@ -1,11 +1,12 @@
 /* An engine whose forward pass is a hash: it writes tokens to the KV pages as a model would and computes logits from
- * what it finds there for all earlier positions, so that any page that is lost, shared wrongly or overwritten shows. */
+ * what it finds there for all earlier positions, so that any page that is lost, shared wrongly or overwritten shows.
+ * Recurrent state is a hash too, which must be that of the pages; steps that fail leave it spoilt. */
 #ifndef SUPPORT_FAKE_H
 #define SUPPORT_FAKE_H
 
 #include "engine/internal.h"
 
-enum { FAKE_VOCAB = 272, FAKE_SLAB = 64 << 10, FAKE_BLOCKS_PER_SLAB = 4 };
+enum { FAKE_VOCAB = 272, FAKE_SLAB = 64 << 10, FAKE_BLOCKS_PER_SLAB = 4, FAKE_STATES_PER_SLAB = 3 };
 
 typedef struct fake {
     sl_engine e;
@@ -27,6 +28,7 @@ typedef struct fake_options {
     int slabs;                         /* budget for KV and cache; 0: 64 */
     int cache, least_cache;            /* slabs the cache holds at first and keeps */
     bool tokenizer;                    /* the byte-level one of the golden checkpoints */
+    int state_layers;                  /* of recurrent state, FAKE_STATES_PER_SLAB to a slab; 0: none */
 } fake_options;
 
 fake *fake_open(const fake_options *o);

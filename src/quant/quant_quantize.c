@@ -122,3 +122,31 @@ void quant_quantize_q8_0(const float *x, int64_t n, void *out) {
         }
     }
 }
+
+/* The code whose value is nearest to x, the first of equals. */
+static uint8_t nearest_e2m1(float x, float half) {
+    uint8_t best = 0;
+    float least = fabsf(x);
+    for (uint8_t q = 1; q < 16; q++) {
+        float miss = fabsf(half * (float)quant_e2m1_doubled[q] - x);
+        if (miss < least) {
+            least = miss;
+            best = q;
+        }
+    }
+    return best;
+}
+
+/* The power of two that brings the largest magnitude to 4..8, of which 6 is the last value. */
+void quant_quantize_mxfp4(const float *x, int64_t n, void *out) {
+    uint8_t *p = out;
+    for (int64_t b = 0; b < n / 32; b++, x += 32, p += 17) {
+        float magnitude = fabsf(signed_extreme(x));
+        float e = magnitude > 0 ? floorf(log2f(magnitude)) + 125.0f : 0;
+        p[0] = quant_code_of(e, 254);
+        for (int i = 0; i < 16; i++) {
+            p[1 + i] = (uint8_t)(nearest_e2m1(x[i], quant_e8m0_half(p[0])) |
+                                 nearest_e2m1(x[i + 16], quant_e8m0_half(p[0])) << 4);
+        }
+    }
+}

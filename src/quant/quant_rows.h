@@ -23,7 +23,7 @@ quant_dequantize_fn quant_dequantize_affine5, quant_dequantize_affine6, quant_de
 
 quant_quantize_fn quant_quantize_f32, quant_quantize_f16, quant_quantize_bf16;
 quant_quantize_fn quant_quantize_q4_0, quant_quantize_q4_1, quant_quantize_q5_0, quant_quantize_q5_1;
-quant_quantize_fn quant_quantize_q8_0;
+quant_quantize_fn quant_quantize_q8_0, quant_quantize_mxfp4;
 
 /* Where column col0 of a row begins in part 0. */
 const uint8_t *quant_block_at(const sl_matrix *m, int64_t row, int64_t col0);

@@ -181,8 +181,8 @@ def dequantize_small_floats(out, rng):
         write(out / f"dequantize_fp8_{side}.bin", "fp8", 128, side, rows, cols, [codes.tobytes(), scale_bytes], w)
 
 
-def quantize_blocks(out, rng):
-    for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16"):
+def quantize_blocks(out, rng, names):
+    for name in names:
         cols = 320
         x = (rng.standard_normal((ROWS, cols)) * 10.0 ** rng.integers(-3, 4, (ROWS, cols // 32)).repeat(32, 1)).astype("<f4")
         x[0, :32] = 0
@@ -204,10 +204,11 @@ def make(out, seed):
         dequantize_blocks(out, rng, BLOCKS)
         dequantize_floats(out, rng)
         dequantize_affine(out, rng, AFFINE)
-        quantize_blocks(out, rng)
+        quantize_blocks(out, rng, ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16"))
         dequantize_blocks(out, rng, BLOCKS_2)
         dequantize_affine(out, rng, AFFINE_2)
         dequantize_small_floats(out, rng)
+        quantize_blocks(out, rng, ("MXFP4",))
 
 
 def main():

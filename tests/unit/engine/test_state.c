@@ -2,17 +2,19 @@
  * snapshots, a full budget), it goes on as a straight run would. */
 #include "support_fake.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 enum { LAYERS = 4, BAD_ROW = FAKE_VOCAB - 1, BAD_STEP = FAKE_VOCAB - 2 };
 
 static fake *open_fake(int slabs) {
-    fake *f = fake_open(&(fake_options){.state_layers = LAYERS, .slabs = slabs});
+    fake *f = fake_open(&(fake_options){.state_layers = LAYERS, .slabs = slabs, .chunk = 90});
     f->row_error_token = BAD_ROW;
     f->nan_token = BAD_STEP;
     return f;
@@ -151,7 +153,11 @@ static void test_truncation_evaluates_the_rest_again(void **state) {
     truncate_to(&b, 64);
     append(&a, 1);
     append(&b, 1);
+    history c = fork_of(&a); /* its pages are written again, and the origin's stay */
+    truncate_to(&c, 80);
+    append(&c, 3);
     append(&a, 1);
+    sl_seq_free(c.s);
     truncate_to(&a, 0);
     append(&a, 10);
     sl_seq_free(a.s);
@@ -173,6 +179,73 @@ static void test_a_failed_step_is_not_continued(void **state) {
     }
     append(&a, 2);
     sl_seq_free(a.s);
+    fake_close(f);
+}
+
+/* The history itself fails while it is evaluated again, in part or as a whole. */
+static void test_a_failure_while_renewing(void **state) {
+    fake *f = open_fake(0);
+    history a = begin(f);
+    sl_error err = {0};
+    for (int i = 0; i < 4; i++) {
+        append(&a, 130);
+        truncate_to(&a, a.n - 10);
+        _Atomic int32_t *bad = i % 2 ? &f->nan_token : &f->row_error_token;
+        *bad = a.t[i < 2 ? 20 : 100]; /* of the first chunk, of the second */
+        assert_false(sl_decode(&f->e, &(sl_input){a.s, 1, false}, 1, NULL, &err));
+        *bad = i % 2 ? BAD_STEP : BAD_ROW;
+        append(&a, 1);
+        truncate_to(&a, 110);
+    }
+    sl_seq_free(a.s);
+    fake_close(f);
+}
+
+typedef struct decoding {
+    history *h;
+    int n;
+    bool ok;
+    float logits[FAKE_VOCAB];
+} decoding;
+
+static void *decode_thread(void *arg) {
+    decoding *d = arg;
+    sl_input in[256];
+    for (int i = 0; i < d->n; i++)
+        in[i] = (sl_input){d->h->s, d->h->t[d->h->n + i], i == d->n - 1};
+    d->ok = sl_decode(d->h->s->e, in, (size_t)d->n, d->logits, NULL);
+    return NULL;
+}
+
+/* A call of several steps, one of which fails through somebody else: what it had not committed is evaluated again. */
+static void test_a_long_call_beside_a_failure(void **state) {
+    fake *f = open_fake(0);
+    history a = begin(f), b = begin(f);
+    append(&a, 10);
+    decoding d = {.h = &a, .n = 150};
+    for (int i = 0; i < d.n; i++)
+        a.t[a.n + i] = good_token();
+    f->hold = true;
+    pthread_t thread;
+    pthread_create(&thread, NULL, decode_thread, &d);
+    fake_await(&f->holding);
+    int32_t prompt[] = {1, 2, BAD_STEP};
+    sl_generate_options o = fake_prompt(prompt, 3, 1);
+    o.seq = b.s;
+    sl_request *r = fake_start(f, &o);
+    f->hold = false;
+    fake_result out;
+    fake_collect(r, &out);
+    sl_request_free(r);
+    pthread_join(thread, NULL);
+    assert_int_equal(out.last.finish, SL_FINISH_ERROR);
+    assert_true(d.ok);
+    a.n += d.n;
+    check_logits(&a, d.logits);
+    append(&a, 1);
+    append(&b, 1);
+    sl_seq_free(a.s);
+    sl_seq_free(b.s);
     fake_close(f);
 }
 
@@ -274,6 +347,7 @@ static void test_cancelled_answer_keeps_its_state(void **state) {
     f->hold = true;
     fake_await(&f->holding);
     sl_request_cancel(r);
+    usleep(20000); /* the step looks at it meanwhile */
     f->hold = false;
     finish(&a, r);
     assert_int_equal(f->cancelled_steps, 0);
@@ -296,6 +370,7 @@ static void test_cancelled_prompt_costs_the_others_nothing(void **state) {
     sl_request *prompt = start(f, &b, 120, 5);
     fake_await(&f->holding);
     sl_request_cancel(prompt);
+    usleep(20000);
     f->hold = false;
     finish(&b, prompt);
     finish(&a, answer);
@@ -414,6 +489,8 @@ int main(void) {
         cmocka_unit_test(test_forks_share_until_they_continue),
         cmocka_unit_test(test_truncation_evaluates_the_rest_again),
         cmocka_unit_test(test_a_failed_step_is_not_continued),
+        cmocka_unit_test(test_a_failure_while_renewing),
+        cmocka_unit_test(test_a_long_call_beside_a_failure),
         cmocka_unit_test(test_others_of_a_failed_step_go_on),
         cmocka_unit_test(test_cancelled_prompt),
         cmocka_unit_test(test_cancelled_answer_keeps_its_state),

@@ -16,7 +16,7 @@ bool synth_progress(synth_job *job, int64_t elements) {
 
 static int list_shapes(void) {
     for (const synth_shape *s = synth_shapes; s->name; s++)
-        printf("%-20s %-10s %3d layers, hidden %5d, %4d experts, %d per token   %s\n", s->name, s->arch, s->layers,
+        printf("%-20s %-11s %3d layers, hidden %5d, %4d experts, %d per token   %s\n", s->name, s->arch, s->layers,
                s->hidden, s->experts, s->top_k, s->note);
     return CLI_OK;
 }
@@ -25,16 +25,29 @@ static const char *shape_name(const void *ctx, int i) {
     return synth_shapes[i].name;
 }
 
-static bool choose_shape(const cli_args *a, synth_shape *shape, sl_error *err) {
-    const synth_shape *s = synth_find_shape(a->operand[0]);
+/* SHAPE OUT, or --like SHAPE OUT. */
+typedef struct wish {
+    const char *shape, *out;
+} wish;
+
+static bool read_wish(const cli_args *a, wish *w) {
+    *w = (wish){a->like ? a->like : a->operand[0], a->operand[a->like ? 0 : 1]};
+    return a->operands == (a->like ? 1 : 2);
+}
+
+static bool choose_shape(const cli_args *a, const char *name, synth_shape *shape, sl_error *err) {
+    const synth_shape *s = synth_find_shape(name);
     if (!s) {
-        const char *near = cli_nearest(a->operand[0], shape_name, NULL);
-        return sl_fail(err, SL_ERR_ARGUMENT, "unknown shape '%s'; %s%s'sluice synth list' shows them", a->operand[0],
+        const char *near = cli_nearest(name, shape_name, NULL);
+        return sl_fail(err, SL_ERR_ARGUMENT, "unknown shape '%s'; %s%s'sluice synth list' shows them", name,
                        near ? near : "", near ? " is near; " : "");
     }
     *shape = *s;
     if (a->layers > 0)
         shape->layers = a->layers;
+    if (shape->interval > shape->layers)
+        return sl_fail(err, SL_ERR_ARGUMENT, "--layers %d: of %s every %d layers have one of attention, %d or more",
+                       a->layers, s->name, shape->interval, shape->interval);
     if (a->experts > 0)
         shape->experts = a->experts;
     return shape->experts >= shape->top_k ||
@@ -48,8 +61,7 @@ bool synth_replaceable(const char *path, sl_error *err) {
                    S_ISDIR(st.st_mode) ? "a directory" : "a device or pipe");
 }
 
-static bool check_target(const cli_args *a, bool mlx, sl_error *err) {
-    const char *path = a->operand[1];
+static bool check_target(const cli_args *a, const char *path, bool mlx, sl_error *err) {
     char *config = mlx ? sl_path_join(path, "config.json") : NULL;
     bool there = mlx ? (sl_path_exists(path) && !sl_path_is_dir(path)) || (config && sl_path_exists(config))
                      : sl_path_exists(path);
@@ -72,17 +84,17 @@ static bool check_space(const char *path, uint64_t need, sl_error *err) {
                                          cli_size(free_bytes, b));
 }
 
-static bool synthesize(const cli_args *a, const synth_shape *shape, bool mlx, sl_error *err) {
+static bool synthesize(const cli_args *a, const char *out, const synth_shape *shape, bool mlx, sl_error *err) {
     synth_tokenizer tokenizer = {0};
     synth_random random = {0};
     synth_job job = {.shape = shape, .tokenizer = &tokenizer, .random = &random};
-    synth_tensor *tensors = synth_tensors(shape, &job.count, err);
+    synth_tensor *tensors = synth_tensors(shape, mlx, &job.count, err);
     job.tensors = tensors;
     for (size_t i = 0; tensors && i < job.count; i++)
         job.total += (uint64_t)synth_elements(&tensors[i]);
-    bool ok = tensors && check_space(a->operand[1], job.total / 16 * 9, err) &&
+    bool ok = tensors && check_space(out, job.total / 16 * 9, err) &&
               synth_tokenizer_open(&tokenizer, shape->vocab, err) && synth_random_open(&random, a->seed, err);
-    ok = ok && (mlx ? synth_write_mlx(&job, a->operand[1], err) : synth_write_gguf(&job, a->operand[1], err));
+    ok = ok && (mlx ? synth_write_mlx(&job, out, err) : synth_write_gguf(&job, out, err));
     cli_status_clear();
     synth_random_close(&random);
     synth_tokenizer_close(&tokenizer);
@@ -93,19 +105,21 @@ static bool synthesize(const cli_args *a, const synth_shape *shape, bool mlx, sl
 int cli_synth(const cli_args *a) {
     sl_error err = {0};
     synth_shape shape;
+    wish w;
     bool mlx = strcmp(a->format, "mlx4") == 0;
     if (a->operands == 1 && strcmp(a->operand[0], "list") == 0)
         return list_shapes();
-    if (a->operands < 2)
-        return cli_complain(CLI_USAGE, "'synth' needs a SHAPE and OUT; 'sluice synth list' shows the shapes");
-    if (!choose_shape(a, &shape, &err) || !check_target(a, mlx, &err))
+    if (!read_wish(a, &w))
+        return cli_complain(CLI_USAGE, "'synth' needs a SHAPE (or --like SHAPE) and OUT; 'sluice synth list' shows the "
+                                       "shapes");
+    if (!choose_shape(a, w.shape, &shape, &err) || !check_target(a, w.out, mlx, &err))
         return cli_complain(CLI_USAGE, "%s", err.message);
     cli_stop_begin();
-    bool ok = synthesize(a, &shape, mlx, &err);
+    bool ok = synthesize(a, w.out, &shape, mlx, &err);
     bool interrupted = cli_interrupted();
     cli_interrupt_end();
     if (!ok)
         return interrupted ? cli_stop_status() : cli_report(&err);
-    cli_note("%s: %s with random weights (seed %llu)", a->operand[1], shape.name, (unsigned long long)a->seed);
+    cli_note("%s: %s with random weights (seed %llu)", w.out, shape.name, (unsigned long long)a->seed);
     return CLI_OK;
 }

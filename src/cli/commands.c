@@ -101,7 +101,7 @@ const cli_command cli_commands[] = {
      2,
      "write a checkpoint of a published shape with random weights",
      "For benchmarks and tests: the text it makes means nothing. OUT is a .gguf file, or a directory for mlx4.\n"
-     "'sluice synth list' shows the shapes.",
+     "'sluice synth list' shows the shapes; 'sluice synth --like SHAPE OUT' is the same.",
      {cli_synth_options, cli_common_options},
      cli_synth},
     {"msl",

@@ -99,6 +99,7 @@ const cli_option cli_tokenize_options[] = {
     END};
 
 const cli_option cli_synth_options[] = {
+    {"like", 0, CLI_TEXT, AT(like), 0, 0, "SHAPE", "the shape, instead of as the first word"},
     {"format", 0, CLI_CHOICE, AT(format), 0, 0, "q4_0-gguf|mlx4", "format of the checkpoint (default: q4_0-gguf)"},
     {"layers", 0, CLI_INT, AT(layers), 1, 1024, "N", "layers, instead of the shape's"},
     {"experts", 0, CLI_INT, AT(experts), 1, 4096, "N", "experts, instead of the shape's"},

@@ -10,9 +10,14 @@
 
 typedef struct synth_shape {
     const char *name, *note;
-    const char *arch; /* Hugging Face's model_type; GGUF's is the same without the underscore */
+    const char *arch; /* Hugging Face's model_type; GGUF's is the same without underscores */
     int layers, hidden, heads, kv_heads, head_dim, experts, top_k, expert_ffn, shared_ffn, ffn, vocab, context;
     bool tied, normalize; /* head is the embedding; router weights of the chosen sum to 1 */
+    double rope_theta;    /* 0: 1e6 */
+    /* Models with Gated DeltaNet layers: every so many layers one is attention; heads and their widths, of the others;
+     * what part of an attention head is rotated. interval 0: attention everywhere. */
+    int interval, delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim, delta_kernel;
+    double rotary;
 } synth_shape;
 
 extern const synth_shape synth_shapes[]; /* ends with a row whose name is NULL */
@@ -21,13 +26,17 @@ const synth_shape *synth_find_shape(const char *name);
 typedef struct synth_tensor {
     char gguf[64], hf[96]; /* names; hf without ".weight" where it is a matrix */
     bool quantised;        /* else float: norm, bias, router */
+    bool logarithm;        /* of what GGUF stores with a minus; float32 in both containers */
+    bool kernel;           /* [channels][taps], in MLX [channels][taps][1] */
     int dims;
     int64_t shape[3]; /* outermost first */
     double mean, deviation;
 } synth_tensor;
 
-/* All tensors of a shape, in the order of layers; allocated. */
-synth_tensor *synth_tensors(const synth_shape *s, size_t *count, sl_error *err);
+/* All tensors of a shape in a container, in the order of layers; allocated. */
+synth_tensor *synth_tensors(const synth_shape *s, bool mlx, size_t *count, sl_error *err);
+/* Whether the shape is of the architecture whose checkpoints hold the text model within another. */
+bool synth_is_nested(const synth_shape *s);
 int64_t synth_elements(const synth_tensor *t);
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
 
 #include "checkpoint/gguf_write.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,7 +36,14 @@ static void write_config(sl_gguf_writer *w, const synth_shape *s) {
                    {"expert_count", s->experts},
                    {"expert_used_count", s->top_k},
                    {"expert_feed_forward_length", s->expert_ffn},
-                   {"expert_shared_feed_forward_length", s->shared_ffn}};
+                   {"expert_shared_feed_forward_length", s->shared_ffn},
+                   {"full_attention_interval", s->interval},
+                   {"ssm.conv_kernel", s->delta_kernel},
+                   {"ssm.state_size", s->delta_key_dim},
+                   {"ssm.group_count", s->delta_key_heads},
+                   {"ssm.time_step_rank", s->delta_value_heads},
+                   {"ssm.inner_size", s->delta_value_heads * s->delta_value_dim},
+                   {"rope.dimension_count", (int)(s->rotary * s->head_dim)}};
     put_string(w, "general.architecture", arch);
     put_string(w, "general.name", s->name);
     sl_gguf_writer_int(w, "general.file_type", U32, 2); /* mostly Q4_0 */
@@ -46,7 +54,7 @@ static void write_config(sl_gguf_writer *w, const synth_shape *s) {
             sl_gguf_writer_int(w, key, U32, numbers[i].value);
     }
     snprintf(key, sizeof key, "%s.rope.freq_base", arch);
-    sl_gguf_writer_float(w, key, F32, 1e6);
+    sl_gguf_writer_float(w, key, F32, s->rope_theta > 0 ? s->rope_theta : 1e6);
     snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", arch);
     sl_gguf_writer_float(w, key, F32, 1e-6);
 }
@@ -77,6 +85,13 @@ static bool write_tokenizer(sl_gguf_writer *w, const synth_tokenizer *t) {
     return ok;
 }
 
+static void fill_floats(synth_job *job, size_t index, int64_t at, int64_t n, float *out) {
+    const synth_tensor *t = &job->tensors[index];
+    synth_fill_float(job->random, index, at, n, t->mean, t->deviation, out);
+    for (int64_t i = 0; i < n && t->logarithm; i++)
+        out[i] = -expf(out[i]);
+}
+
 /* False once the writer has failed; finish says why. */
 static bool write_tensor(synth_job *job, sl_gguf_writer *w, size_t index, void *buffer) {
     const synth_tensor *t = &job->tensors[index];
@@ -87,7 +102,7 @@ static bool write_tensor(synth_job *job, sl_gguf_writer *w, size_t index, void *
         if (t->quantised)
             synth_fill_q4_0(job->random, index, at, n, t->deviation, buffer);
         else
-            synth_fill_float(job->random, index, at, n, t->mean, t->deviation, buffer);
+            fill_floats(job, index, at, n, buffer);
         ok = sl_gguf_writer_data(w, buffer, t->quantised ? (size_t)n / 32 * 18 : (size_t)n * sizeof(float));
         ok = synth_progress(job, n) && ok;
     }

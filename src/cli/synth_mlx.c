@@ -25,23 +25,73 @@ static bool write_json(const char *directory, const char *name, json_t *doc, sl_
     return ok;
 }
 
-static json_t *config_json(const synth_shape *s, const synth_tokenizer *t) {
-    bool qwen2 = strcmp(s->arch, "qwen2_moe") == 0;
-    json_t *c = json_pack("{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "architectures",
-                          qwen2 ? "Qwen2MoeForCausalLM" : "Qwen3MoeForCausalLM", "model_type", s->arch, "hidden_size",
-                          s->hidden, "num_hidden_layers", s->layers, "num_attention_heads", s->heads,
-                          "num_key_value_heads", s->kv_heads, "head_dim", s->head_dim, "intermediate_size", s->ffn,
-                          "moe_intermediate_size", s->expert_ffn, "num_experts", s->experts, "num_experts_per_tok",
-                          s->top_k, "vocab_size", s->vocab, "max_position_embeddings", s->context);
-    json_t *more =
-        json_pack("{s:s, s:b, s:b, s:f, s:f, s:i, s:i, s:i, s:[], s:s, s:{s:i, s:i}}", "hidden_act", "silu",
-                  "norm_topk_prob", s->normalize, "tie_word_embeddings", s->tied, "rope_theta", 1e6, "rms_norm_eps",
-                  1e-6, "bos_token_id", t->end, "eos_token_id", t->im_end, "decoder_sparse_step", 1, "mlp_only_layers",
-                  "torch_dtype", "bfloat16", "quantization", "group_size", GROUP, "bits", 4);
-    json_object_update(c, more);
+static const struct {
+    const char *arch, *class;
+} classes[] = {{"qwen2_moe", "Qwen2MoeForCausalLM"},
+               {"qwen3_moe", "Qwen3MoeForCausalLM"},
+               {"qwen3_next", "Qwen3NextForCausalLM"},
+               {"qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"}};
+
+static const char *class_of(const synth_shape *s) {
+    size_t i = 0;
+    while (i + 1 < SL_COUNT(classes) && strcmp(classes[i].arch, s->arch) != 0)
+        i++;
+    return classes[i].class;
+}
+
+static void merge(json_t *into, json_t *more) {
+    json_object_update(into, more);
     json_decref(more);
+}
+
+static json_t *rope_json(const synth_shape *s) {
+    if (s->interval == 0)
+        return json_pack("{s:f}", "rope_theta", s->rope_theta > 0 ? s->rope_theta : 1e6);
+    if (!synth_is_nested(s))
+        return json_pack("{s:f, s:f}", "rope_theta", s->rope_theta, "partial_rotary_factor", s->rotary);
+    return json_pack("{s:{s:s, s:f, s:f}}", "rope_parameters", "rope_type", "default", "rope_theta", s->rope_theta,
+                     "partial_rotary_factor", s->rotary);
+}
+
+static json_t *delta_json(const synth_shape *s) {
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i}", "full_attention_interval", s->interval, "linear_num_key_heads",
+                     s->delta_key_heads, "linear_num_value_heads", s->delta_value_heads, "linear_key_head_dim",
+                     s->delta_key_dim, "linear_value_head_dim", s->delta_value_dim, "linear_conv_kernel_dim",
+                     s->delta_kernel);
+}
+
+/* The fields that describe the text model. */
+static json_t *text_json(const synth_shape *s, const synth_tokenizer *t) {
+    json_t *c =
+        json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "hidden_size", s->hidden, "num_hidden_layers",
+                  s->layers, "num_attention_heads", s->heads, "num_key_value_heads", s->kv_heads, "head_dim",
+                  s->head_dim, "moe_intermediate_size", s->expert_ffn, "num_experts", s->experts, "num_experts_per_tok",
+                  s->top_k, "vocab_size", s->vocab, "max_position_embeddings", s->context);
+    merge(c,
+          json_pack("{s:s, s:b, s:b, s:f, s:i, s:i, s:i, s:[], s:s}", "hidden_act", "silu", "norm_topk_prob",
+                    s->normalize, "tie_word_embeddings", s->tied, "rms_norm_eps", 1e-6, "bos_token_id", t->end,
+                    "eos_token_id", t->im_end, "decoder_sparse_step", 1, "mlp_only_layers", "torch_dtype", "bfloat16"));
+    merge(c, rope_json(s));
+    if (s->ffn > 0)
+        json_object_set_new(c, "intermediate_size", json_integer(s->ffn));
     if (s->shared_ffn > 0)
         json_object_set_new(c, "shared_expert_intermediate_size", json_integer(s->shared_ffn));
+    if (s->interval > 0)
+        merge(c, delta_json(s));
+    return c;
+}
+
+static json_t *config_json(const synth_shape *s, const synth_tokenizer *t) {
+    json_t *text = text_json(s, t),
+           *c = json_pack("{s:[s], s:s, s:{s:i, s:i}}", "architectures", class_of(s), "model_type", s->arch,
+                          "quantization", "group_size", GROUP, "bits", 4);
+    if (!synth_is_nested(s)) {
+        merge(c, text);
+        return c;
+    }
+    json_object_set_new(text, "model_type", json_string("qwen3_5_moe_text"));
+    json_object_set_new(c, "tie_word_embeddings", json_boolean(s->tied));
+    json_object_set_new(c, "text_config", text);
     return c;
 }
 
@@ -108,7 +158,8 @@ static void declare(sl_safetensors_writer *w, const synth_tensor *t) {
         return;
     }
     if (!t->quantised) {
-        sl_safetensors_writer_tensor(w, t->hf, "BF16", t->dims, shape);
+        shape[2] = t->kernel ? 1 : shape[2];
+        sl_safetensors_writer_tensor(w, t->hf, t->logarithm ? "F32" : "BF16", t->kernel ? 3 : t->dims, shape);
         return;
     }
     shape[t->dims - 1] = t->shape[t->dims - 1] / 8; /* eight codes a word */
@@ -155,11 +206,11 @@ static bool write_float(synth_job *job, sl_safetensors_writer *w, size_t index, 
     for (int64_t at = 0; ok && at < all; at += CHUNK) {
         int64_t n = sl_min_i64(CHUNK, all - at);
         synth_fill_float(job->random, index, at, n, t->mean, t->deviation, floats);
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = 0; i < n && !t->logarithm; i++) {
             float v = floats[i];
             halves[i] = sl_f32_to_bf16(v); /* behind what is still to be read */
         }
-        ok = sl_safetensors_writer_data(w, halves, (size_t)n * sizeof *halves);
+        ok = sl_safetensors_writer_data(w, buffer, (size_t)n * (t->logarithm ? sizeof *floats : sizeof *halves));
         ok = synth_progress(job, n) && ok;
     }
     return ok;

@@ -55,6 +55,102 @@ const synth_shape synth_shapes[] = {
      .ffn = 5632,
      .vocab = 151936,
      .context = 8192},
+    /* The checkpoints' own config.json: Qwen/Qwen3.5-35B-A3B (Qwen3.6-35B-A3B has the same sizes), -122B-A10B and
+     * -397B-A17B; Qwen/Qwen3-Next-80B-A3B-Instruct, whose sizes are also the defaults of transformers' Qwen3NextConfig.
+     */
+    {.name = "qwen3.5-35b-a3b",
+     .note = "Qwen3.5-35B-A3B and Qwen3.6, 19.5 GB at 4 bit",
+     .arch = "qwen3_5_moe",
+     .layers = 40,
+     .hidden = 2048,
+     .heads = 16,
+     .kv_heads = 2,
+     .head_dim = 256,
+     .experts = 256,
+     .top_k = 8,
+     .expert_ffn = 512,
+     .shared_ffn = 512,
+     .vocab = 248320,
+     .context = 262144,
+     .normalize = true,
+     .rope_theta = 1e7,
+     .interval = 4,
+     .delta_key_heads = 16,
+     .delta_value_heads = 32,
+     .delta_key_dim = 128,
+     .delta_value_dim = 128,
+     .delta_kernel = 4,
+     .rotary = 0.25},
+    {.name = "qwen3.5-122b-a10b",
+     .note = "Qwen3.5-122B-A10B, 69 GB at 4 bit",
+     .arch = "qwen3_5_moe",
+     .layers = 48,
+     .hidden = 3072,
+     .heads = 32,
+     .kv_heads = 2,
+     .head_dim = 256,
+     .experts = 256,
+     .top_k = 8,
+     .expert_ffn = 1024,
+     .shared_ffn = 1024,
+     .vocab = 248320,
+     .context = 262144,
+     .normalize = true,
+     .rope_theta = 1e7,
+     .interval = 4,
+     .delta_key_heads = 16,
+     .delta_value_heads = 64,
+     .delta_key_dim = 128,
+     .delta_value_dim = 128,
+     .delta_kernel = 4,
+     .rotary = 0.25},
+    {.name = "qwen3.5-397b-a17b",
+     .note = "Qwen3.5-397B-A17B, 223 GB at 4 bit",
+     .arch = "qwen3_5_moe",
+     .layers = 60,
+     .hidden = 4096,
+     .heads = 32,
+     .kv_heads = 2,
+     .head_dim = 256,
+     .experts = 512,
+     .top_k = 10,
+     .expert_ffn = 1024,
+     .shared_ffn = 1024,
+     .vocab = 248320,
+     .context = 262144,
+     .normalize = true,
+     .rope_theta = 1e7,
+     .interval = 4,
+     .delta_key_heads = 16,
+     .delta_value_heads = 64,
+     .delta_key_dim = 128,
+     .delta_value_dim = 128,
+     .delta_kernel = 4,
+     .rotary = 0.25},
+    {.name = "qwen3-next-80b-a3b",
+     .note = "Qwen3-Next-80B-A3B, 45 GB at 4 bit",
+     .arch = "qwen3_next",
+     .layers = 48,
+     .hidden = 2048,
+     .heads = 16,
+     .kv_heads = 2,
+     .head_dim = 256,
+     .experts = 512,
+     .top_k = 10,
+     .expert_ffn = 512,
+     .shared_ffn = 512,
+     .ffn = 5120,
+     .vocab = 151936,
+     .context = 262144,
+     .normalize = true,
+     .rope_theta = 1e7,
+     .interval = 4,
+     .delta_key_heads = 16,
+     .delta_value_heads = 32,
+     .delta_key_dim = 128,
+     .delta_value_dim = 128,
+     .delta_kernel = 4,
+     .rotary = 0.25},
     {.name = "small-qwen3-moe",
      .note = "a shape for tests, 12 MB as Q4_0",
      .arch = "qwen3_moe",
@@ -100,6 +196,76 @@ const synth_shape synth_shapes[] = {
      .ffn = 128,
      .vocab = 320,
      .context = 512},
+    {.name = "small-qwen3.5-moe",
+     .note = "a shape for tests, 12 MB as Q4_0",
+     .arch = "qwen3_5_moe",
+     .layers = 8,
+     .hidden = 256,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_dim = 64,
+     .experts = 24,
+     .top_k = 4,
+     .expert_ffn = 128,
+     .shared_ffn = 128,
+     .vocab = 512,
+     .context = 2048,
+     .normalize = true,
+     .rope_theta = 1e7,
+     .interval = 4,
+     .delta_key_heads = 2,
+     .delta_value_heads = 6,
+     .delta_key_dim = 32,
+     .delta_value_dim = 32,
+     .delta_kernel = 4,
+     .rotary = 0.25},
+    {.name = "tiny-qwen3.5-moe",
+     .note = "a shape for tests, 0.4 MB as Q4_0",
+     .arch = "qwen3_5_moe",
+     .layers = 4,
+     .hidden = 64,
+     .heads = 4,
+     .kv_heads = 2,
+     .head_dim = 32,
+     .experts = 8,
+     .top_k = 3,
+     .expert_ffn = 64,
+     .shared_ffn = 64,
+     .vocab = 320,
+     .context = 512,
+     .normalize = true,
+     .rope_theta = 1e7,
+     .interval = 2,
+     .delta_key_heads = 2,
+     .delta_value_heads = 4,
+     .delta_key_dim = 16,
+     .delta_value_dim = 16,
+     .delta_kernel = 4,
+     .rotary = 0.25},
+    {.name = "tiny-qwen3-next",
+     .note = "a shape for tests, 0.4 MB as Q4_0",
+     .arch = "qwen3_next",
+     .layers = 3,
+     .hidden = 64,
+     .heads = 2,
+     .kv_heads = 1,
+     .head_dim = 64,
+     .experts = 8,
+     .top_k = 3,
+     .expert_ffn = 64,
+     .shared_ffn = 64,
+     .ffn = 128,
+     .vocab = 320,
+     .context = 512,
+     .normalize = true,
+     .rope_theta = 1e7,
+     .interval = 3,
+     .delta_key_heads = 2,
+     .delta_value_heads = 4,
+     .delta_key_dim = 16,
+     .delta_value_dim = 16,
+     .delta_kernel = 4,
+     .rotary = 0.25},
     {.name = NULL}};
 
 const synth_shape *synth_find_shape(const char *name) {
@@ -121,12 +287,16 @@ int64_t synth_elements(const synth_tensor *t) {
 typedef struct tensor_list {
     synth_tensor *items;
     size_t count, capacity;
-    int layer; /* < 0: outside the layers */
-    bool failed;
+    int layer;            /* < 0: outside the layers */
+    const char *hf_begin; /* of names in MLX directories */
+    bool mlx, failed;
 } tensor_list;
 
+/* NULL for the name in one of the containers: there it has no such tensor. */
 static synth_tensor *add(tensor_list *l, const char *gguf, const char *hf) {
     static synth_tensor nowhere;
+    if (!(l->mlx ? hf : gguf))
+        return &nowhere;
     if (l->failed || !sl_grow((void **)&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
         l->failed = true;
         return &nowhere;
@@ -134,11 +304,11 @@ static synth_tensor *add(tensor_list *l, const char *gguf, const char *hf) {
     synth_tensor *t = &l->items[l->count++];
     *t = (synth_tensor){.dims = 1};
     if (l->layer < 0) {
-        snprintf(t->gguf, sizeof t->gguf, "%s", gguf);
-        snprintf(t->hf, sizeof t->hf, "%s", hf);
+        snprintf(t->gguf, sizeof t->gguf, "%s", gguf ? gguf : "");
+        snprintf(t->hf, sizeof t->hf, "%s%s", l->hf_begin, hf ? hf : "");
     } else {
-        snprintf(t->gguf, sizeof t->gguf, "blk.%d.%s", l->layer, gguf);
-        snprintf(t->hf, sizeof t->hf, "model.layers.%d.%s", l->layer, hf);
+        snprintf(t->gguf, sizeof t->gguf, "blk.%d.%s", l->layer, gguf ? gguf : "");
+        snprintf(t->hf, sizeof t->hf, "%smodel.layers.%d.%s", l->hf_begin, l->layer, hf ? hf : "");
     }
     return t;
 }
@@ -179,11 +349,11 @@ static void add_router(tensor_list *l, const char *gguf, const char *hf, int64_t
     t->deviation = 2 / sqrt((double)cols);
 }
 
+/* With Gated DeltaNet goes a gate of attention's output, in the product of q. */
 static void add_attention(tensor_list *l, const synth_shape *s, double out_factor) {
     int64_t q = (int64_t)s->heads * s->head_dim, kv = (int64_t)s->kv_heads * s->head_dim;
     bool qwen2 = strcmp(s->arch, "qwen2_moe") == 0;
-    add_vector(l, "attn_norm.weight", "input_layernorm.weight", s->hidden, 1, 0.05);
-    add_matrix(l, "attn_q.weight", "self_attn.q_proj", q, s->hidden, 1);
+    add_matrix(l, "attn_q.weight", "self_attn.q_proj", s->interval ? 2 * q : q, s->hidden, 1);
     add_matrix(l, "attn_k.weight", "self_attn.k_proj", kv, s->hidden, 1);
     add_matrix(l, "attn_v.weight", "self_attn.v_proj", kv, s->hidden, 1);
     if (qwen2) {
@@ -197,8 +367,49 @@ static void add_attention(tensor_list *l, const synth_shape *s, double out_facto
     add_matrix(l, "attn_output.weight", "self_attn.o_proj", s->hidden, q, out_factor);
 }
 
+/* The four inputs as one matrix (qwen3_next outside of GGUF) or as two and two. */
+static void add_delta_inputs(tensor_list *l, const synth_shape *s) {
+    int64_t value = (int64_t)s->delta_value_heads * s->delta_value_dim, heads = s->delta_value_heads,
+            qkv = 2 * (int64_t)s->delta_key_heads * s->delta_key_dim + value;
+    bool next = strcmp(s->arch, "qwen3_next") == 0;
+    add_matrix(l, NULL, next ? "linear_attn.in_proj_qkvz" : NULL, qkv + value, s->hidden, 1);
+    add_matrix(l, "attn_qkv.weight", next ? NULL : "linear_attn.in_proj_qkv", qkv, s->hidden, 1);
+    add_matrix(l, "attn_gate.weight", next ? NULL : "linear_attn.in_proj_z", value, s->hidden, 1);
+    add_matrix(l, next ? "ssm_ba.weight" : NULL, next ? "linear_attn.in_proj_ba" : NULL, 2 * heads, s->hidden, 1);
+    add_matrix(l, next ? NULL : "ssm_beta.weight", next ? NULL : "linear_attn.in_proj_b", heads, s->hidden, 1);
+    add_matrix(l, next ? NULL : "ssm_alpha.weight", next ? NULL : "linear_attn.in_proj_a", heads, s->hidden, 1);
+}
+
+/* A step forgets a tenth or so, more in some heads than in others. */
+static void add_delta(tensor_list *l, const synth_shape *s, double out_factor) {
+    int64_t value = (int64_t)s->delta_value_heads * s->delta_value_dim, heads = s->delta_value_heads;
+    add_delta_inputs(l, s);
+    synth_tensor *conv = add(l, "ssm_conv1d.weight", "linear_attn.conv1d.weight");
+    conv->kernel = true;
+    conv->dims = 2;
+    conv->shape[0] = 2 * (int64_t)s->delta_key_heads * s->delta_key_dim + value;
+    conv->shape[1] = s->delta_kernel;
+    conv->deviation = 1 / sqrt((double)s->delta_kernel);
+    add_vector(l, "ssm_dt.bias", "linear_attn.dt_bias", heads, -2, 1);
+    add_vector(l, "ssm_norm.weight", "linear_attn.norm.weight", s->delta_value_dim, 1, 0.05);
+    add_matrix(l, "ssm_out.weight", "linear_attn.out_proj", s->hidden, value, out_factor);
+    synth_tensor *a = add(l, "ssm_a", "linear_attn.A_log");
+    a->logarithm = true;
+    a->shape[0] = heads;
+    a->deviation = 0.7;
+}
+
+static void add_mixer(tensor_list *l, const synth_shape *s, double out_factor) {
+    add_vector(l, "attn_norm.weight", "input_layernorm.weight", s->hidden, 1, 0.05);
+    if (s->interval && (l->layer + 1) % s->interval)
+        add_delta(l, s, out_factor);
+    else
+        add_attention(l, s, out_factor);
+}
+
 static void add_experts(tensor_list *l, const synth_shape *s, double out_factor) {
-    add_vector(l, "ffn_norm.weight", "post_attention_layernorm.weight", s->hidden, 1, 0.05);
+    add_vector(l, s->interval ? "post_attention_norm.weight" : "ffn_norm.weight", "post_attention_layernorm.weight",
+               s->hidden, 1, 0.05);
     add_router(l, "ffn_gate_inp.weight", "mlp.gate.weight", s->experts, s->hidden);
     add_stack(l, "ffn_gate_exps.weight", "mlp.switch_mlp.gate_proj", s->experts, s->expert_ffn, s->hidden, 1);
     add_stack(l, "ffn_up_exps.weight", "mlp.switch_mlp.up_proj", s->experts, s->expert_ffn, s->hidden, 1);
@@ -212,14 +423,18 @@ static void add_experts(tensor_list *l, const synth_shape *s, double out_factor)
                1 / sqrt((double)s->hidden));
 }
 
-synth_tensor *synth_tensors(const synth_shape *s, size_t *count, sl_error *err) {
-    tensor_list l = {.layer = -1};
+bool synth_is_nested(const synth_shape *s) {
+    return strcmp(s->arch, "qwen3_5_moe") == 0;
+}
+
+synth_tensor *synth_tensors(const synth_shape *s, bool mlx, size_t *count, sl_error *err) {
+    tensor_list l = {.layer = -1, .hf_begin = synth_is_nested(s) ? "language_model." : "", .mlx = mlx};
     double out_factor = 1 / sqrt(2.0 * s->layers);
     /* Wide enough that a token's own embedding outweighs what attention mixes in from all others: else every token
      * would look alike to the routers and ask for the same few experts. */
     add_matrix(&l, "token_embd.weight", "model.embed_tokens", s->vocab, s->hidden, 0.5 * sqrt((double)s->hidden));
     for (l.layer = 0; l.layer < s->layers; l.layer++) {
-        add_attention(&l, s, out_factor);
+        add_mixer(&l, s, out_factor);
         add_experts(&l, s, out_factor);
     }
     l.layer = -1;

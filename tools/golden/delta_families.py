@@ -55,6 +55,8 @@ def weight(rng, name, shape):
         return np.log(rng.uniform(0.02, 4, shape))
     if name.endswith("dt_bias"):
         return rng.normal(-1, 1.5, shape)
+    if name.endswith("mlp.gate.weight"):
+        return rng.normal(0, 6 / np.sqrt(shape[-1]), shape)  # far from ties: a gated norm makes small outputs, and their rounding, large
     if name.endswith("conv1d.weight"):
         return rng.normal(0, 0.6, shape)
     return random_weight(rng, name, shape)

@@ -68,6 +68,11 @@ static int32_t watch_resident(void *self, int32_t layer, sl_expert_view *out, in
     return a->inner.resident(a->inner.self, layer, out, max);
 }
 
+static uint64_t watch_generation(void *self, int32_t layer) {
+    engine_activity *a = self;
+    return a->inner.generation(a->inner.self, layer);
+}
+
 sl_expert_source engine_activity_watch(engine_activity *a, sl_expert_source inner) {
     a->inner = inner;
     return (sl_expert_source){a,
@@ -76,7 +81,8 @@ sl_expert_source engine_activity_watch(engine_activity *a, sl_expert_source inne
                               watch_done,
                               watch_end,
                               inner.peek ? watch_peek : NULL,
-                              inner.resident ? watch_resident : NULL};
+                              inner.resident ? watch_resident : NULL,
+                              inner.generation ? watch_generation : NULL};
 }
 
 void engine_activity_text(engine_activity *a, char *out, size_t size, uint64_t *since_ns) {

@@ -182,14 +182,6 @@ static bool choose_numerics(sl_engine *e, numerics *out, sl_error *err) {
     return true;
 }
 
-/* Kernels see KV in a bounded number of slabs: the least slab that holds a context's share. */
-static uint64_t least_slab(const sl_engine *e, const sl_kv_layout *kv) {
-    uint64_t blocks = ((uint64_t)e->context + SL_KV_PAGE_TOKENS - 1) / SL_KV_PAGE_TOKENS, slab = 64 << 10;
-    while (e->gpu && slab / kv->block_bytes * SL_GPU_KV_SLABS < blocks && slab < UINT64_MAX / 4)
-        slab *= 2;
-    return slab;
-}
-
 static sl_ops *open_ops(sl_engine *e, sl_mem *mem, const numerics *n, sl_error *err) {
     if (e->gpu)
         return sl_ops_gpu_new(e->gpu, mem, err);
@@ -347,7 +339,6 @@ static bool plan_budget(sl_engine *e, const numerics *n, bool direct, sl_kv_layo
     in.kv_block = kv->block_bytes;
     in.state_block = e->state_layout.block_bytes;
     in.state_blocks = e->state_layout.layers;
-    in.least_slab = least_slab(e, kv);
     in.context_blocks = (e->context + SL_KV_PAGE_TOKENS - 1) / SL_KV_PAGE_TOKENS;
     bool ok = measure_experts(e, direct, &in, &slot_bytes, err);
     if (ok) {
@@ -425,7 +416,8 @@ static bool model_forward(void *self, sl_step *step, sl_error *err) {
 }
 
 static bool load(sl_engine *e, const numerics *n, sl_error *err) {
-    e->mem = sl_mem_new(e->plan.budget, e->plan.slab_bytes, err);
+    e->mem = e->gpu ? sl_mem_new_gathered(e->plan.budget, e->plan.slab_bytes, SL_GPU_PIECES, err)
+                    : sl_mem_new(e->plan.budget, e->plan.slab_bytes, err);
     if (!e->mem || !sl_mem_charge(e->mem, e->plan.charge, SL_USE_OTHER, err))
         return false;
     e->ops = open_ops(e, e->mem, n, err);

@@ -46,7 +46,7 @@ static uint64_t total_slots(const engine_plan_input *in) {
 
 static bool possible(const engine_plan_input *in, int i) {
     return engine_slab_size(i) >= in->kv_block && engine_slab_size(i) >= in->state_block &&
-           engine_slab_size(i) >= in->least_slab && (in->layers == 0 || in->least_experts[i] > 0);
+           (in->layers == 0 || in->least_experts[i] > 0);
 }
 
 /* Slabs that hold every expert: those of one slot size share slabs. */
@@ -200,11 +200,6 @@ static bool too_small(const engine_plan_input *in, const engine_plan *p, sl_erro
 
 bool engine_plan_make(const engine_plan_input *in, uint64_t budget, engine_plan *out, sl_error *err) {
     *out = (engine_plan){.budget = budget};
-    if (in->least_slab > engine_slab_size(ENGINE_SLAB_SIZES - 1))
-        return sl_fail(err, SL_ERR_UNSUPPORTED,
-                       "KV of this context needs slabs of %llu bytes on this device, at most %llu: a shorter context "
-                       "is expected",
-                       (unsigned long long)in->least_slab, (unsigned long long)engine_slab_size(ENGINE_SLAB_SIZES - 1));
     if (!possible(in, ENGINE_SLAB_SIZES - 1))
         return sl_fail(err, SL_ERR_UNSUPPORTED,
                        "an expert of %llu bytes or a KV block of %llu bytes is larger than a slab of %llu bytes",

@@ -23,8 +23,7 @@ typedef struct engine_plan_input {
     int32_t context_blocks;
     uint64_t state_block; /* bytes of a block of recurrent state, state_blocks of which are one sequence's; 0: none */
     int32_t state_blocks;
-    bool whole_context;  /* no budget runs that cannot hold all of them */
-    uint64_t least_slab; /* smaller slabs are not made; 0: any */
+    bool whole_context; /* no budget runs that cannot hold all of them */
     /* Routed experts; layers 0: a dense model. */
     int32_t layers, experts, top_k;
     const uint64_t *slot_bytes;                /* [layers] */

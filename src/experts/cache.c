@@ -57,6 +57,7 @@ void experts_cache_free(sl_experts *e, experts_slot *s) {
 
 static void forget(sl_experts *e, experts_slot *s) {
     e->layer[s->layer].slot[s->expert] = NULL;
+    e->layer[s->layer].moves++;
     experts_sub(&e->count.slots_used, 1);
     experts_add(&e->count.evictions, 1);
 }
@@ -122,6 +123,7 @@ static bool carve(sl_experts *e, experts_slab *b, int32_t cls) {
         return false;
     experts_list_remove(&e->spare_slabs, &b->link);
     b->cls = cls;
+    e->slab_moves++;
     b->slots = n;
     b->used = 0;
     for (int32_t i = 0; i < n; i++) {
@@ -156,6 +158,7 @@ static void uncarve(sl_experts *e, experts_slab *b) {
     b->slot = NULL;
     b->slots = 0;
     b->cls = -1;
+    e->slab_moves++;
 }
 
 static void drop_spare(sl_experts *e, experts_slab *b) {

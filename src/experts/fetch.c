@@ -59,6 +59,7 @@ static void slot_over(sl_experts *e, experts_slot *s) {
         return;
     }
     s->state = EXPERTS_CACHED;
+    e->layer[s->layer].moves++;
     if (s->item >= 0)
         experts_item_ready(e, s);
     else

@@ -405,5 +405,6 @@ sl_expert_source sl_experts_source(sl_experts *e) {
                               .done = done,
                               .end = end,
                               .peek = experts_peek,
-                              .resident = experts_resident};
+                              .resident = experts_resident,
+                              .generation = experts_generation};
 }

@@ -1,6 +1,8 @@
 /* The slots as a device sees them that is given a token's work before it is known which experts that wants. */
 #include "experts/store.h"
 
+#include <string.h>
+
 enum { MOST_ALIGNED = 16 };
 
 /* A part's address is its file offset modulo 64 (layout.c). */
@@ -12,31 +14,51 @@ uint32_t experts_layer_align(const sl_expert_layer *l) {
     return (uint32_t)(bits & -bits);
 }
 
-/* The slabs in use, in order of their numbers; false: more than fit. */
-static bool list_blocks(const sl_experts *e, sl_expert_peek *out) {
-    for (size_t i = 0; i < e->slab_capacity; i++) {
-        if (!e->slab[i] || e->slab[i]->cls < 0)
-            continue;
-        if (out->blocks == SL_PEEK_BLOCKS)
-            return false;
-        out->block[out->blocks++] = e->slab[i]->base;
-    }
+/* Enters the memory that a slab lies in; false: no room for it, or of another size. */
+static bool see_slab(sl_experts *e, const experts_slab *b) {
+    void *base;
+    uint64_t bytes;
+    if (!sl_mem_find(e->mem, b->base, &base, &bytes))
+        return false;
+    for (int32_t i = 0; i < e->seen.blocks; i++)
+        if (e->seen.block[i] == base)
+            return true;
+    if (e->seen.blocks == SL_PEEK_BLOCKS || (e->seen.blocks && bytes != e->seen.block_bytes))
+        return false;
+    e->seen.block[e->seen.blocks++] = base;
+    e->seen.block_bytes = bytes;
     return true;
+}
+
+/* The memory of the slabs in use, in order of their numbers; none where it is in more pieces than fit. */
+static void list_blocks(sl_experts *e) {
+    if (e->seen.at == e->slab_moves + 1)
+        return;
+    e->seen.at = e->slab_moves + 1;
+    e->seen.blocks = 0;
+    for (size_t i = 0; i < e->slab_capacity; i++) {
+        if (e->slab[i] && e->slab[i]->cls >= 0 && !see_slab(e, e->slab[i])) {
+            e->seen.blocks = 0;
+            return;
+        }
+    }
 }
 
 bool experts_peek(void *self, int32_t layer, sl_expert_peek *out) {
     sl_experts *e = self;
-    *out = (sl_expert_peek){.block_bytes = e->slab_bytes};
+    *out = (sl_expert_peek){0};
     if (layer < 0 || layer >= e->layers || e->it.running)
         return false;
     out->align = e->layer[layer].align;
     out->all_resident = e->in_flight == 0 && atomic_load(&e->count.slots_used) == e->experts;
     if (!e->full && e->classes == 1)
         experts_cache_grow_to(e, 0, e->experts);
-    if (!list_blocks(e, out)) {
-        out->blocks = 0;
+    list_blocks(e);
+    out->blocks = e->seen.blocks;
+    out->block_bytes = e->seen.block_bytes;
+    memcpy(out->block, e->seen.block, sizeof out->block);
+    if (out->blocks == 0)
         return true;
-    }
     /* Reads ahead move experts on their own; a store that could still grow would put experts where nobody looks. */
     if (!e->prefetch && e->classes == 1 && (e->full || (uint64_t)e->slots >= e->experts))
         out->holds = e->slots - e->timed_out;
@@ -57,4 +79,10 @@ int32_t experts_resident(void *self, int32_t layer, sl_expert_view *out, int32_t
         n++;
     }
     return n;
+}
+
+/* Both only grow. */
+uint64_t experts_generation(void *self, int32_t layer) {
+    const sl_experts *e = self;
+    return layer < 0 || layer >= e->layers ? 0 : e->layer[layer].moves + e->slab_moves + 1;
 }

@@ -88,6 +88,7 @@ typedef struct experts_layer {
     int32_t experts;
     int32_t cls;
     uint32_t align;      /* what every part's address is a multiple of, 16 at most */
+    uint64_t moves;      /* times one of its experts came or went */
     experts_slot **slot; /* [experts] */
     int32_t demand;      /* experts its last iteration asked for */
     int32_t *previous;   /* [previous_max] ids of its last decode iteration, for prefetch */
@@ -180,6 +181,13 @@ struct sl_experts {
     uint32_t cold;  /* insertions at the cold end so far */
     bool told_small;
     bool full; /* the last attempt to grow failed */
+    uint64_t slab_moves; /* times a slab came into use or went out of it */
+    struct {
+        uint64_t at; /* slab_moves + 1 when it was listed; 0: never */
+        int32_t blocks;
+        void *block[SL_PEEK_BLOCKS];
+        uint64_t block_bytes;
+    } seen; /* peek.c: the memory that slabs in use lie in */
 
     experts_iteration it;
     experts_batch batch;
@@ -205,6 +213,7 @@ void experts_warn_small(sl_experts *e);
 uint32_t experts_layer_align(const sl_expert_layer *layer);
 bool experts_peek(void *self, int32_t layer, sl_expert_peek *out);
 int32_t experts_resident(void *self, int32_t layer, sl_expert_view *out, int32_t max);
+uint64_t experts_generation(void *self, int32_t layer);
 
 /* ---- policy.c: which expert goes, and where a new one is put ---- */
 

@@ -60,6 +60,8 @@
 #define SL_FC_ROPE        10 /* attention: rotation */
 #define SL_FC_INTERLEAVED 11 /* pairs (2i, 2i + 1) */
 #define SL_FC_LEAVES      12 /* expert_matvec: sets done */
+#define SL_FC_GATE        13 /* attention: its result is multiplied by sigmoid(gate) */
+#define SL_FC_SINKS       14 /* attention: a score without a value beside those of the keys */
 
 /* ---- the step buffer --------------------------------------------------------------------------------------------- */
 
@@ -72,7 +74,7 @@ typedef struct sl_step_head {
     uint32_t seq;    /* [rows] */
     uint32_t position;   /* [rows] */
     uint32_t out_row;    /* [outs] */
-    uint32_t page_first; /* [seqs] word number of a sequence's page table */
+    uint32_t page_first; /* [seqs] word number of a sequence's page table: two words a page (pages.h) */
     uint32_t
         block_row; /* [blocks + 1] first row of each block of <= SL_ATTENTION_ROWS consecutive rows of one sequence */
     int32_t blocks;
@@ -148,20 +150,23 @@ SL_ARGS_SIZE(sl_embed_args, 40);
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
-/* KV pages: sl_kv_layout of ops.h. Block b lies in slab b / blocks_per_slab. */
+/* KV pages: sl_kv_layout of ops.h. */
 typedef struct sl_attention_args {
-    uint64_t q_stride, k_stride, v_stride, dst_stride;
-    uint64_t head_bytes, plane_bytes, block_bytes;
-    uint32_t layer, blocks_per_slab;
+    uint64_t q_stride, k_stride, v_stride, gate_stride, dst_stride;
+    uint64_t head_bytes, plane_bytes;
+    uint32_t layer;
     uint32_t heads, kv_heads, head_dim, rope_dims;
+    uint32_t head_stride; /* from a head of q to the next, and of the gate */
+    uint32_t window;      /* a row sees itself and window - 1 positions before it; 0: all */
+    uint32_t splits;      /* grid maximum: partial results per (row, head) */
     float scale, eps, rope_scale;
-    uint32_t splits; /* grid maximum: partial results per (row, head) */
+    uint32_t reserved;
 } sl_attention_args;
-SL_ARGS_AT(sl_attention_args, head_bytes, 32);
+SL_ARGS_AT(sl_attention_args, head_bytes, 40);
 SL_ARGS_AT(sl_attention_args, layer, 56);
-SL_ARGS_AT(sl_attention_args, scale, 80);
-SL_ARGS_AT(sl_attention_args, splits, 92);
-SL_ARGS_SIZE(sl_attention_args, 96);
+SL_ARGS_AT(sl_attention_args, head_stride, 76);
+SL_ARGS_AT(sl_attention_args, scale, 88);
+SL_ARGS_SIZE(sl_attention_args, 104);
 
 /* ---- mixture of experts ------------------------------------------------------------------------------------------ */
 

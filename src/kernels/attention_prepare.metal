@@ -76,7 +76,7 @@ attention_prepare(constant sl_attention_args &a [[buffer(0)]], device float *q [
         return;
     device const float *rotation = cos_sin + ulong(row) * a.rope_dims;
     if (head < a.heads) {
-        device float *x = q + ulong(row) * a.q_stride + ulong(head) * a.head_dim;
+        device float *x = q + ulong(row) * a.q_stride + ulong(head) * a.head_stride;
         prepare_head(x, q_norm, fc_norm_q, a, rotation, lane);
         return;
     }
@@ -89,7 +89,7 @@ attention_prepare(constant sl_attention_args &a [[buffer(0)]], device float *q [
     from += ulong(head) * a.head_dim;
     const slab_list<device uchar *> slabs = SL_SLABS;
     uint position = uint(step_position(step, row));
-    uint block = uint(step_pages(step, row)[position / SL_KV_PAGE]);
+    ulong block = page_block(step_pages(step, row), position);
     device uchar *to = page_at(a, slabs, block, head, value ? KV_V : KV_K) + (position % SL_KV_PAGE) * a.head_bytes;
     for (uint d = lane; d < a.head_dim; d += SL_SIMD)
         KV::store(to, d, from[d]);

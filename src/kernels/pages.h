@@ -1,5 +1,6 @@
 // pages: KV pages as kernels see them (sl_kv_layout of ops.h): 64 tokens of K and of V per layer and kv head, in blocks
-// that lie in slabs; a page table per sequence lists block numbers.
+// that lie in slabs; a page table per sequence lists them. An entry is two words, the lower one first: slab << 56 |
+// offset of the block, as in the table of experts.
 #ifndef SL_KERNELS_PAGES_H
 #define SL_KERNELS_PAGES_H
 
@@ -7,15 +8,33 @@
 
 enum { KV_K, KV_V };
 
-// Offset in its slab of a page of a kv head, and which slab.
-inline ulong page_offset(constant sl_attention_args &a, uint block, uint head, uint plane) {
-    return ulong(block % a.blocks_per_slab) * a.block_bytes + ulong(a.layer * 2 + plane) * a.plane_bytes +
-           ulong(head) * SL_KV_PAGE * a.head_bytes;
+// The block that holds position t of a sequence with this page table.
+inline ulong page_block(device const int *pages, uint t) {
+    device const uint *entry = (device const uint *)pages + 2 * (t / SL_KV_PAGE);
+    return ulong(entry[0]) | ulong(entry[1]) << 32;
 }
 
+// A page of a kv head.
 template <typename P>
-inline P page_at(constant sl_attention_args &a, thread const slab_list<P> &slabs, uint block, uint head, uint plane) {
-    return slab_base(slabs, block / a.blocks_per_slab) + page_offset(a, block, head, plane);
+inline P page_at(constant sl_attention_args &a, thread const slab_list<P> &slabs, ulong block, uint head, uint plane) {
+    return slab_base(slabs, uint(block >> 56)) + (block & 0x00ffffffffffffffUL) +
+           ulong(a.layer * 2 + plane) * a.plane_bytes + ulong(head) * SL_KV_PAGE * a.head_bytes;
+}
+
+// The first position that a row at `position` sees.
+inline uint window_first(constant sl_attention_args &a, uint position) {
+    return a.window && position >= a.window ? position + 1 - a.window : 0;
+}
+
+// What is left of the sums when the sink joins them: factors of the values and of their sum, and what the sum gains.
+struct sink_factors {
+    float keep, gain;
+};
+
+inline sink_factors sink_join(float max, float sink) {
+    float top = sink > max ? sink : max;
+    sink_factors f = {exp(max - top), exp(sink - top)};
+    return f;
 }
 
 // Formats of a head's values: four from dimension d on, one stored by a SIMD-group (lane = dimension mod 32).
@@ -51,18 +70,13 @@ struct kv_f32 {
     static void store(device uchar *p, uint d, float v) { *(device float *)(p + 4 * d) = v; }
 };
 
-// What is instantiated: all, or what the host defines SL_ATTENTION_KV (f16, q8_0, f32) and SL_ATTENTION_DIM (64, 128,
-// 256) to be, in the compile options.
+// What is instantiated: all formats and the usual dimensions, or what the host defines SL_ATTENTION_KV (f16, q8_0, f32)
+// and SL_ATTENTION_DIM (a multiple of 16 up to 256; of 32 with q8_0) to be, in front of the source.
 #ifdef SL_ATTENTION_KV
 #define SL_KV_ONE(X, kv) X(kv)
 #define SL_KV_FORMATS(X) SL_KV_ONE(X, SL_ATTENTION_KV)
 #else
 #define SL_KV_FORMATS(X) X(f16) X(q8_0) X(f32)
-#endif
-#ifdef SL_ATTENTION_DIM
-#define SL_HAS_DIM(dim) (SL_ATTENTION_DIM == dim)
-#else
-#define SL_HAS_DIM(dim) 1
 #endif
 
 #endif

@@ -134,9 +134,9 @@ typedef struct sl_expert_peek {
     int32_t holds;     /* experts that may be claimed at once; 0: slots may change without being asked */
     bool all_resident; /* every expert of every layer is in a slot, so nothing will be read or moved */
     uint32_t align;    /* every part of this layer's experts begins at a multiple of it: 1..16 */
-    int32_t blocks;    /* memory that all slots lie in; 0: more than SL_PEEK_BLOCKS */
+    int32_t blocks;    /* pieces of memory (sl_mem_find) that all slots lie in; 0: more than SL_PEEK_BLOCKS */
     void *block[SL_PEEK_BLOCKS];
-    uint64_t block_bytes;
+    uint64_t block_bytes; /* of each */
 } sl_expert_peek;
 
 /* The step's iterator over one layer's experts; implemented by experts/, called by the moe op on the thread that runs
@@ -158,6 +158,9 @@ typedef struct sl_expert_source {
     /* The experts of a layer that are in slots now, claimed or not; returns how many, <= max. They stay while they are
      * claimed, or until an iteration begins that does not want them. */
     int32_t (*resident)(void *self, int32_t layer, sl_expert_view *out, int32_t max);
+    /* A number that is another one whenever resident, or the blocks of peek, would say something else of the layer than
+     * before. NULL or 0: not known. */
+    uint64_t (*generation)(void *self, int32_t layer);
 } sl_expert_source;
 
 /* ---- operations ----------------------------------------------------------------------------------------------------
@@ -313,7 +316,7 @@ sl_ops *sl_ops_cpu_new(const sl_ops_cpu_options *options, sl_error *err);
  * there are many rows). */
 sl_ops *sl_ops_gpu_new(sl_gpu *gpu, sl_mem *mem, sl_error *err);
 
-enum { SL_GPU_KV_SLABS = 16 }; /* KV slabs that its kernels see */
+enum { SL_GPU_PIECES = 16 }; /* pieces of memory in which its kernels can see KV, state or expert slots */
 
 void sl_ops_free(sl_ops *ops);
 const char *sl_ops_isa(const sl_ops *ops);
@@ -360,6 +363,7 @@ typedef struct sl_ops_times {
     /* of a device whose phases are told apart (sl_ops_set_timing): the sum of all of them, by its own clock; then the
      * phases above are such times too, but for expert_wait where the host has to read before the device can go on */
     uint64_t gpu_phase_time;
+    uint64_t gpu_tables; /* tables of experts written for a device that was given a step whole */
 } sl_ops_times;
 void sl_ops_times_get(const sl_ops *ops, sl_ops_times *out);
 void sl_ops_times_reset(sl_ops *ops);

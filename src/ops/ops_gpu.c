@@ -37,6 +37,7 @@ static void gpu_ops_set_kv(sl_ops *ops, const sl_kv_layout *layout) {
     if (layout->format != o->known.kv.format || layout->head_dim != o->known.kv.head_dim)
         gpu_libraries_drop(o); /* they are for one kind */
     ops_memory_set_kv(&o->known, layout);
+    gpu_slabs_forget(&o->kv);
 }
 
 static bool gpu_ops_add_kv_slab(sl_ops *ops, void *slab, sl_error *err) {
@@ -57,6 +58,7 @@ static bool gpu_ops_add_state_slab(sl_ops *ops, void *slab, sl_error *err) {
 
 static void gpu_ops_set_experts(sl_ops *ops, const sl_expert_source *source) {
     self(ops)->known.experts = *source;
+    self(ops)->scratch.epoch++;
 }
 
 /* ---- preparing --------------------------------------------------------------------------------------------------- */
@@ -88,16 +90,13 @@ static bool add_moe(sl_ops_gpu *o, const sl_moe *m, sl_error *err) {
 
 /* The sizes that attention's kernels are made for. */
 static bool check_heads(const sl_attention *a, sl_error *err) {
-    if (a->head_dim != 64 && a->head_dim != 128 && a->head_dim != 256)
-        return sl_fail(err, SL_ERR_UNSUPPORTED, "attention layer %d: heads of %d on a GPU: 64, 128 or 256 expected",
-                       a->layer, a->head_dim);
-    if (a->gate.buffer || a->head_stride || a->window || a->sinks.buffer || a->value_dim || a->rope.first)
-        return sl_fail(err, SL_ERR_UNSUPPORTED, "attention layer %d: %s on a GPU: not yet there", a->layer,
-                       a->gate.buffer    ? "an output gate"
-                       : a->head_stride  ? "a stride between heads"
-                       : a->window       ? "a sliding window"
-                       : a->sinks.buffer ? "sinks"
-                                         : "values within the keys (MLA)");
+    if (a->head_dim % 16 != 0 || a->head_dim < 16 || a->head_dim > 256)
+        return sl_fail(err, SL_ERR_UNSUPPORTED,
+                       "attention layer %d: heads of %d on a GPU: a multiple of 16 up to 256 expected", a->layer,
+                       a->head_dim);
+    if (a->value_dim || a->rope.first)
+        return sl_fail(err, SL_ERR_UNSUPPORTED,
+                       "attention layer %d: values within the keys (MLA) on a GPU: not yet there", a->layer);
     return true;
 }
 
@@ -276,10 +275,12 @@ static void gpu_free(sl_ops *ops) {
     sl_gpu_event_free(o->routed);
     sl_gpu_event_free(o->delivered);
     sl_gpu_event_free(o->computed);
-    free(o->ahead);
+    gpu_ahead_free(o);
     sl_gpu_stream_free(o->stream);
     sl_mem_span_free(o->known.mem, o->scratch.span);
     ops_memory_clear(&o->known);
+    free(o->kv.entry);
+    free(o->state.entry);
     free(o->formats);
     free(o->spans);
     free(o);

@@ -52,6 +52,15 @@ typedef struct gpu_span {
     uint64_t offset, length;
 } gpu_span;
 
+/* Blocks that lie in slabs (KV, state), as kernels find them: pieces of memory are bound, and an entry for each slab
+ * says piece << 56 | offset. */
+typedef struct gpu_slabs {
+    gpu_span piece[SL_SLAB_COUNT];
+    int pieces;
+    uint64_t *entry; /* [known] of the slabs looked up so far */
+    size_t known, capacity;
+} gpu_slabs;
+
 /* A block of host memory that is wrapped. */
 typedef struct gpu_region {
     const uint8_t *base;
@@ -81,6 +90,7 @@ typedef struct gpu_extent {
 typedef struct gpu_scratch {
     void *span;
     uint64_t bytes;
+    uint64_t epoch; /* another one when what lies in it has moved, or the source of experts is another */
     gpu_extent extent;
     uint8_t *step;                     /* sl_step_head and its arrays */
     uint8_t *half, *unscale;           /* rows for the matrix units; of pairs too */
@@ -110,7 +120,8 @@ typedef struct sl_ops_gpu {
     struct gpu_ahead *ahead; /* NULL: not yet */
     gpu_region *regions;
     size_t region_count, region_capacity;
-    uint64_t unmapped;      /* sl_mem_unmapped when regions were last looked through */
+    uint64_t unmapped; /* sl_mem_unmapped when regions were last looked through */
+    gpu_slabs kv, state;
     kernel_format *formats; /* of the libraries */
     size_t format_count, format_capacity;
     sl_gpu_library *library[GPU_FILES];
@@ -118,7 +129,7 @@ typedef struct sl_ops_gpu {
     size_t pipe_count, pipe_capacity;
     gpu_scratch scratch;
     sl_ops_times times;
-    sl_gpu_span *spans; /* [GPU_SPANS_MOST]; NULL: phases are not told apart */
+    sl_gpu_span *spans; /* NULL: phases are not told apart */
     uint64_t phase_ns[GPU_PHASES];
     char isa[64];
 } sl_ops_gpu;
@@ -147,6 +158,10 @@ void gpu_forget_passing(sl_ops_gpu *o);
 /* Drops what was given back to the system; between lists. */
 void gpu_regions_refresh(sl_ops_gpu *o);
 void gpu_regions_free(sl_ops_gpu *o);
+/* Looks up slabs that came since the last time; false: they lie in more pieces than kernels can see, or an error. */
+bool gpu_slabs_resolve(sl_ops_gpu *o, gpu_slabs *s, uint8_t *const *slab, size_t count, uint64_t bytes,
+                       const char *what, sl_error *err);
+void gpu_slabs_forget(gpu_slabs *s);
 
 static inline uint8_t *gpu_at(const sl_ops_gpu *o, sl_buffer b, uint64_t offset) {
     return o->known.buffers[b].base + offset;
@@ -185,6 +200,8 @@ void gpu_call_bind(gpu_call *c, int slot, const void *p, uint64_t bytes);
 void gpu_call_bytes(gpu_call *c, int slot, const void *bytes, uint64_t size);
 /* The parts of a weight at three slots. */
 void gpu_call_weight(gpu_call *c, int slot, const sl_weight *w);
+/* Pieces at SL_SLAB_FIRST and on; slots without one get the first. */
+void gpu_call_pieces(gpu_call *c, const gpu_span *piece, int pieces, sl_gpu_access access);
 /* Length of threadgroup memory `slot`. */
 void gpu_call_threadgroup(gpu_call *c, int slot, uint32_t bytes);
 bool gpu_call_end(gpu_call *c, uint32_t x, uint32_t y, uint32_t z, uint32_t threads);
@@ -298,6 +315,7 @@ bool gpu_pass_encode(gpu_pass *p);
 /* A whole step in one list, the host following the device layer by layer; where that can be. */
 bool gpu_ahead_possible(gpu_run *r);
 bool gpu_run_ahead(gpu_run *r);
+void gpu_ahead_free(sl_ops_gpu *o);
 /* ops_gpu.c */
 bool gpu_encode_op(gpu_run *r, const op *o);
 /* Has nothing to do in this step: works on outputs, and there are none. */

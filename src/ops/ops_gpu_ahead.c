@@ -24,8 +24,13 @@ typedef struct gpu_ahead {
     uint64_t first_tick; /* of the step's first MoE layer */
     int32_t layers;      /* MoE layers of the program */
     sl_gpu_ticket ticket;
-    bool open;               /* an iteration is */
-    bool shown[GPU_EXPERTS]; /* experts of the current layer's first table */
+    bool open; /* an iteration is */
+    /* What the first tables show, by index: they are written anew only when that has changed. */
+    struct known_table {
+        int32_t layer;
+        uint64_t generation; /* 0: nothing that is known of */
+    } * known;
+    uint64_t epoch; /* scratch.epoch when they were written */
     sl_expert_view views[GPU_EXPERTS];
 } ahead;
 
@@ -125,15 +130,37 @@ static bool enter(ahead *a, const sl_moe *m, int32_t table, const sl_expert_view
 /* The first table of a layer: what is in slots now. */
 static bool show_resident(ahead *a, const sl_moe *m, int32_t index) {
     const sl_expert_source *src = &a->r->o->known.experts;
+    struct known_table now = {m->layer, src->generation ? src->generation(src->self, m->layer) : 0};
+    struct known_table *known = &a->known[index];
+    if (now.generation && known->generation == now.generation && known->layer == now.layer)
+        return true;
+    known->generation = 0;
     memset(table_at(a, index), 0, gpu_table_bytes(m));
-    memset(a->shown, 0, sizeof a->shown);
     int32_t n = src->resident(src->self, m->layer, a->views, GPU_EXPERTS);
-    for (int32_t i = 0; i < n; i++) {
+    for (int32_t i = 0; i < n; i++)
         if (!enter(a, m, index, &a->views[i]))
             return false;
-        a->shown[a->views[i].id] = true;
-    }
+    *known = now;
+    a->r->o->times.gpu_tables++;
     return true;
+}
+
+/* Does the layer's first table show the expert? Where all are in memory nobody asks for others. */
+static bool is_shown(const ahead *a, int32_t index, int32_t id) {
+    uint64_t entry;
+    memcpy(&entry, table_at(a, index) + (uint64_t)id * SL_PARTS * sizeof entry, sizeof entry);
+    return a->peek.all_resident || entry != 0;
+}
+
+/* The list of what tables show is as long as the program has layers, and forgotten when tables move. */
+static bool keep_known(ahead *a) {
+    uint64_t epoch = a->r->o->scratch.epoch;
+    if (a->known && a->epoch == epoch)
+        return true;
+    free(a->known);
+    a->known = calloc((size_t)a->r->o->scratch.extent.layers, sizeof *a->known);
+    a->epoch = epoch;
+    return a->known != NULL;
 }
 
 /* ---- encoding ---------------------------------------------------------------------------------------------------- */
@@ -150,7 +177,8 @@ static bool encode_moe(ahead *a, const op *o, int32_t index) {
     gpu_pass first, second;
     uint64_t tick = a->first_tick + (uint64_t)index;
     bool all = a->peek.all_resident;
-    if (!gpu_phase_begin(a->r, GPU_PHASE_ROUTER) || !gpu_moe_route(&x) || (!all && !sl_gpu_encode_signal(g->list, g->routed, tick, a->r->err)) ||
+    if (!gpu_phase_begin(a->r, GPU_PHASE_ROUTER) || !gpu_moe_route(&x) ||
+        (!all && !sl_gpu_encode_signal(g->list, g->routed, tick, a->r->err)) ||
         (has_weight(&x.m->shared[SL_PROJ_GATE]) && !gpu_moe_shared(&x)) || !make_pass(a, &x, index, &first) ||
         !gpu_pass_encode(&first))
         return false;
@@ -201,7 +229,7 @@ static void close_iteration(ahead *a) {
 }
 
 /* All that the layer's rows want, read where needed; what the first table does not show goes into the second. */
-static bool deliver(ahead *a, gpu_moe *x, bool *waited) {
+static bool deliver(ahead *a, gpu_moe *x, int32_t index, bool *waited) {
     const sl_expert_source *src = &a->r->o->known.experts;
     *waited = false;
     for (;;) {
@@ -218,7 +246,7 @@ static bool deliver(ahead *a, gpu_moe *x, bool *waited) {
             continue;
         }
         for (int i = 0; i < n; i++) {
-            if (a->shown[a->views[i].id])
+            if (is_shown(a, index, a->views[i].id))
                 continue;
             *waited = true;
             if (!enter(a, x->m, TABLE_SECOND, &a->views[i]))
@@ -257,7 +285,7 @@ static bool serve(ahead *a, const op *o, const op *next, int32_t index) {
         return sl_fail(r->err, SL_ERR_CANCELLED, "cancelled in MoE layer %d", x.m->layer);
     uint64_t began = sl_now_ns();
     memset(table_at(a, TABLE_SECOND), 0, gpu_table_bytes(x.m));
-    if (!begin_layer(a, &x) || !deliver(a, &x, &waited) || (next && !show_resident(a, &next->u.moe, index + 1)))
+    if (!begin_layer(a, &x) || !deliver(a, &x, index, &waited) || (next && !show_resident(a, &next->u.moe, index + 1)))
         return false;
     uint64_t ns = sl_now_ns() - began;
     if (!r->o->spans) /* else the device's own wait counts */
@@ -291,10 +319,9 @@ static bool look_back(ahead *a) {
     bool waited;
     if (!gpu_await(a->r, a->ticket))
         return false;
-    memset(a->shown, 1, sizeof a->shown);
     for (int32_t index = 0; index < a->layers; index++) {
         gpu_moe x = moe_at(a, moe_behind(a->r->p, &at), index);
-        if (!begin_layer(a, &x) || !deliver(a, &x, &waited))
+        if (!begin_layer(a, &x) || !deliver(a, &x, index, &waited))
             return false;
     }
     return true;
@@ -336,7 +363,7 @@ bool gpu_ahead_possible(gpu_run *r) {
     sl_ops_gpu *o = r->o;
     sl_error ignored;
     if (!o->ahead)
-        o->ahead = malloc(sizeof *o->ahead);
+        o->ahead = calloc(1, sizeof *o->ahead);
     if (!o->ahead)
         return false;
     ahead *a = o->ahead;
@@ -345,7 +372,13 @@ bool gpu_ahead_possible(gpu_run *r) {
     a->ticket = 0;
     a->open = false;
     a->first_tick = o->tick + 1;
-    return fits(a) && make_events(o, &ignored);
+    return fits(a) && keep_known(a) && make_events(o, &ignored);
+}
+
+void gpu_ahead_free(sl_ops_gpu *o) {
+    if (o->ahead)
+        free(o->ahead->known);
+    free(o->ahead);
 }
 
 bool gpu_run_ahead(gpu_run *r) {

@@ -21,32 +21,25 @@ static sl_attention_args args_of(const gpu_run *r, const op *o) {
     return (sl_attention_args){.q_stride = (uint64_t)o->src.stride,
                                .k_stride = (uint64_t)o->u.attention.k.stride,
                                .v_stride = (uint64_t)o->u.attention.v.stride,
+                               .gate_stride = (uint64_t)a->gate.stride,
                                .dst_stride = (uint64_t)o->dst.stride,
                                .head_bytes = kv->head_bytes,
                                .plane_bytes = kv->plane_bytes,
-                               .block_bytes = kv->block_bytes,
                                .layer = (uint32_t)a->layer,
-                               .blocks_per_slab = (uint32_t)kv->blocks_per_slab,
                                .heads = (uint32_t)a->heads,
                                .kv_heads = (uint32_t)a->kv_heads,
                                .head_dim = (uint32_t)a->head_dim,
                                .rope_dims = (uint32_t)a->rope.dims,
+                               .head_stride = (uint32_t)(a->head_stride ? a->head_stride : a->head_dim),
+                               .window = (uint32_t)a->window,
                                .scale = a->scale,
                                .eps = a->norm_eps,
                                .rope_scale = a->rope.scale,
                                .splits = (uint32_t)splits_of(r)};
 }
 
-/* KV slabs by number; slots without one get the first. */
-static bool bind_kv(gpu_call *c) {
-    const ops_memory *m = &c->r->o->known;
-    uint64_t bytes = (uint64_t)m->kv.blocks_per_slab * m->kv.block_bytes;
-    if (m->kv_count > SL_SLAB_COUNT)
-        return sl_fail(c->r->err, SL_ERR_UNSUPPORTED, "KV in %zu slabs: kernels can see %d", m->kv_count,
-                       SL_SLAB_COUNT);
-    for (size_t i = 0; i < SL_SLAB_COUNT; i++)
-        gpu_call_bind(c, SL_SLAB_FIRST + (int)i, m->kv_slabs[i < m->kv_count ? i : 0], bytes);
-    return true;
+static void bind_kv(gpu_call *c, sl_gpu_access access) {
+    gpu_call_pieces(c, c->r->o->kv.piece, c->r->o->kv.pieces, access);
 }
 
 static const void *norm_at(const gpu_run *r, const sl_weight *w) {
@@ -80,7 +73,21 @@ static bool prepare(gpu_run *r, const op *o, const sl_attention_args *args) {
     gpu_call_bind(&c, 5, norm_at(r, &a->k_norm), norm);
     gpu_call_bind(&c, 6, r->o->scratch.cos_sin, (uint64_t)rows * (uint64_t)a->rope.dims * sizeof(float) + 4);
     gpu_bind_step(&c, 7);
-    return bind_kv(&c) && gpu_call_end(&c, (uint32_t)(a->heads + 2 * a->kv_heads), (uint32_t)rows, 1, SL_SIMD);
+    bind_kv(&c, SL_GPU_READ_WRITE);
+    return gpu_call_end(&c, (uint32_t)(a->heads + 2 * a->kv_heads), (uint32_t)rows, 1, SL_SIMD);
+}
+
+static uint32_t result_bits(const sl_attention *a) {
+    return (a->gate.buffer ? 1u << SL_FC_GATE : 0) | (has_weight(&a->sinks) ? 1u << SL_FC_SINKS : 0);
+}
+
+/* What changes attention's result behind the values: its gate and the sinks. */
+static void bind_result(gpu_call *c, const sl_attention *a) {
+    const gpu_run *r = c->r;
+    const sl_view *gate = &a->gate;
+    gpu_call_bind(c, 4, gate->buffer ? gpu_view_at(r, gate) : NULL,
+                  gate->buffer ? gpu_rows_bytes(r->step->rows, gate->stride, gate->cols) : 0);
+    gpu_call_bind(c, 5, norm_at(r, &a->sinks), (uint64_t)a->heads * sizeof(float));
 }
 
 static bool attend_few(gpu_run *r, const op *o, const sl_attention_args *args) {
@@ -93,12 +100,14 @@ static bool attend_few(gpu_run *r, const op *o, const sl_attention_args *args) {
     gpu_call_bind(&c, 1, gpu_view_at(r, &o->src), gpu_rows_bytes(rows, o->src.stride, o->src.cols));
     gpu_call_bind(&c, 2, r->o->scratch.partial, partial);
     gpu_bind_step(&c, 3);
-    if (!bind_kv(&c) || !gpu_call_end(&c, args->splits, (uint32_t)a->kv_heads, (uint32_t)rows, SL_ATTENTION_THREADS))
+    bind_kv(&c, SL_GPU_READ);
+    if (!gpu_call_end(&c, args->splits, (uint32_t)a->kv_heads, (uint32_t)rows, SL_ATTENTION_THREADS))
         return false;
-    c = gpu_call_begin(r, GPU_DECODE, 0, args, sizeof *args, "attention_combine");
+    c = gpu_call_begin(r, GPU_DECODE, result_bits(a), args, sizeof *args, "attention_combine");
     gpu_call_bind(&c, 1, r->o->scratch.partial, partial);
     gpu_call_bind(&c, 2, gpu_view_at(r, &o->dst), gpu_rows_bytes(rows, o->dst.stride, o->dst.cols));
     gpu_bind_step(&c, 3);
+    bind_result(&c, a);
     return gpu_call_end(&c, (uint32_t)a->heads, (uint32_t)rows, 1, SL_SIMD);
 }
 
@@ -108,12 +117,13 @@ static bool attend_many(gpu_run *r, const op *o, const sl_attention_args *args) 
     int32_t rows = r->step->rows, pair = a->head_dim <= 128 && (a->heads / a->kv_heads) % 2 == 0 ? 2 : 1;
     char entry[64];
     snprintf(entry, sizeof entry, "attention_prefill_%s_%d_%d", gpu_kv_name(r->o->known.kv.format), a->head_dim, pair);
-    gpu_call c = gpu_call_begin(r, GPU_PREFILL, 0, args, sizeof *args, entry);
+    gpu_call c = gpu_call_begin(r, GPU_PREFILL, result_bits(a), args, sizeof *args, entry);
     gpu_call_bind(&c, 1, gpu_view_at(r, &o->src), gpu_rows_bytes(rows, o->src.stride, o->src.cols));
     gpu_call_bind(&c, 2, gpu_view_at(r, &o->dst), gpu_rows_bytes(rows, o->dst.stride, o->dst.cols));
     gpu_bind_step(&c, 3);
-    return bind_kv(&c) &&
-           gpu_call_end(&c, (uint32_t)(a->heads / pair), (uint32_t)head->blocks, 1, SL_ATTENTION_THREADS);
+    bind_result(&c, a);
+    bind_kv(&c, SL_GPU_READ);
+    return gpu_call_end(&c, (uint32_t)(a->heads / pair), (uint32_t)head->blocks, 1, SL_ATTENTION_THREADS);
 }
 
 bool gpu_run_attention(gpu_run *r, const op *o) {

@@ -33,6 +33,14 @@ void gpu_call_bytes(gpu_call *c, int slot, const void *bytes, uint64_t size) {
     c->binding[c->count++] = (sl_gpu_binding){.slot = slot, .bytes = bytes, .length = size};
 }
 
+void gpu_call_pieces(gpu_call *c, const gpu_span *piece, int pieces, sl_gpu_access access) {
+    for (int i = 0; i < SL_SLAB_COUNT; i++) {
+        const gpu_span *s = &piece[i < pieces ? i : 0];
+        c->binding[c->count++] = (sl_gpu_binding){
+            .slot = SL_SLAB_FIRST + i, .buffer = s->buffer, .offset = s->offset, .length = s->length, .access = access};
+    }
+}
+
 void gpu_call_threadgroup(gpu_call *c, int slot, uint32_t bytes) {
     c->length[c->length_count++] = (sl_gpu_threadgroup_length){slot, bytes};
 }

@@ -55,14 +55,7 @@ bool gpu_pass_enter(gpu_pass *p, const sl_expert_view *v, bool *full) {
 }
 
 static void bind_slabs(gpu_call *c, const gpu_pass *p) {
-    for (int i = 0; i < SL_SLAB_COUNT; i++) {
-        const gpu_span *s = &p->slab[i < p->slabs ? i : 0];
-        c->binding[c->count++] = (sl_gpu_binding){.slot = SL_SLAB_FIRST + i,
-                                                  .buffer = s->buffer,
-                                                  .offset = s->offset,
-                                                  .length = s->length,
-                                                  .access = SL_GPU_READ};
-    }
+    gpu_call_pieces(c, p->slab, p->slabs, SL_GPU_READ);
 }
 
 static sl_expert_args expert_args(const gpu_moe *x, int proj, int64_t x_stride, int64_t y_stride, bool per_pair) {

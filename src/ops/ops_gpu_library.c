@@ -94,8 +94,8 @@ static const uint32_t file_constants[GPU_FILES] = {
     [GPU_ROWS] = 1u << SL_FC_OUTS,
     [GPU_PREPARE] =
         1u << SL_FC_OUTS | 1u << SL_FC_NORM_Q | 1u << SL_FC_NORM_K | 1u << SL_FC_ROPE | 1u << SL_FC_INTERLEAVED,
-    [GPU_DECODE] = 1u << SL_FC_OUTS,
-    [GPU_PREFILL] = 1u << SL_FC_OUTS,
+    [GPU_DECODE] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
+    [GPU_PREFILL] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
     [GPU_MOE] = 1u << SL_FC_OUTS | 1u << SL_FC_SIGMOID | 1u << SL_FC_NORMALIZE | 1u << SL_FC_SELECT_BIAS |
                 1u << SL_FC_SHARED | 1u << SL_FC_SHARED_GATE,
     [GPU_EXPERT] = 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES,

@@ -13,6 +13,8 @@ void gpu_regions_refresh(sl_ops_gpu *o) {
     if (unmapped == o->unmapped)
         return;
     o->unmapped = unmapped;
+    gpu_slabs_forget(&o->kv);
+    gpu_slabs_forget(&o->state);
     for (size_t i = o->region_count; i-- > 0;)
         if (o->regions[i].kind == GPU_ALLOCATED)
             drop(o, i);
@@ -80,4 +82,42 @@ gpu_span gpu_span_of(sl_ops_gpu *o, const void *p, uint64_t bytes, sl_error *err
         return (gpu_span){0};
     }
     return (gpu_span){r->buffer, offset, bytes};
+}
+
+/* ---- slabs ------------------------------------------------------------------------------------------------------- */
+
+void gpu_slabs_forget(gpu_slabs *s) {
+    s->known = 0;
+    s->pieces = 0;
+}
+
+static int piece_of(gpu_slabs *s, const gpu_span *slab) {
+    for (int i = 0; i < s->pieces; i++)
+        if (s->piece[i].buffer == slab->buffer)
+            return i;
+    if (s->pieces == SL_SLAB_COUNT)
+        return -1;
+    s->piece[s->pieces] = (gpu_span){slab->buffer, 0, sl_gpu_buffer_size(slab->buffer)};
+    return s->pieces++;
+}
+
+bool gpu_slabs_resolve(sl_ops_gpu *o, gpu_slabs *s, uint8_t *const *slab, size_t count, uint64_t bytes,
+                       const char *what, sl_error *err) {
+    void *list = s->entry;
+    if (s->known > count) /* they were told anew */
+        gpu_slabs_forget(s);
+    if (!sl_grow(&list, &s->capacity, count, sizeof *s->entry))
+        return sl_fail(err, SL_ERR_MEMORY, "out of memory");
+    s->entry = list;
+    for (; s->known < count; s->known++) {
+        gpu_span at = gpu_span_of(o, slab[s->known], bytes, err);
+        int piece = at.buffer ? piece_of(s, &at) : 0;
+        if (!at.buffer)
+            return false;
+        if (piece < 0)
+            return sl_fail(err, SL_ERR_UNSUPPORTED,
+                           "%s in more than %d pieces of memory, which is what kernels can see", what, SL_SLAB_COUNT);
+        s->entry[s->known] = (uint64_t)piece << 56 | at.offset;
+    }
+    return true;
 }

@@ -100,6 +100,7 @@ bool gpu_scratch_fit(sl_ops_gpu *o, const sl_program *p, sl_error *err) {
         o->scratch.bytes = need;
     }
     o->scratch.extent = e;
+    o->scratch.epoch++;
     lay_out(&e, o->scratch.span, &o->scratch);
     return true;
 }

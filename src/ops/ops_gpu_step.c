@@ -5,7 +5,7 @@
 
 /* Words behind the head for `rows` rows whose sequences have `pages` pages together. */
 uint64_t gpu_step_bytes(int64_t rows, int64_t pages) {
-    return sizeof(sl_step_head) + (uint64_t)(6 * rows + 1 + pages) * sizeof(int32_t);
+    return sizeof(sl_step_head) + (uint64_t)(6 * rows + 1 + 2 * pages) * sizeof(int32_t);
 }
 
 typedef struct words {
@@ -36,11 +36,26 @@ static int64_t all_pages(const sl_step *s) {
     return n;
 }
 
-static void put_pages(words *w, const sl_step *s, sl_step_head *head) {
+/* Blocks as kernels find them (pages.h). */
+static uint32_t put_entries(words *w, const gpu_slabs *slabs, const int32_t *blocks, int32_t n, int32_t per_slab,
+                            uint64_t block_bytes) {
+    uint32_t at = w->at;
+    for (int32_t i = 0; i < n; i++) {
+        uint64_t entry = slabs->entry[blocks[i] / per_slab] + (uint64_t)(blocks[i] % per_slab) * block_bytes;
+        int32_t halves[2] = {(int32_t)(uint32_t)entry, (int32_t)(uint32_t)(entry >> 32)};
+        put(w, halves, 2);
+    }
+    return at;
+}
+
+static void put_pages(words *w, const gpu_run *r, sl_step_head *head) {
+    const sl_step *s = r->step;
+    const sl_kv_layout *kv = &r->o->known.kv;
     head->page_first = w->at;
     w->at += (uint32_t)s->seq_count;
     for (int32_t i = 0; i < s->seq_count; i++)
-        w->base[head->page_first + (uint32_t)i] = (int32_t)put(w, s->seqs[i].pages, pages_used(s, i));
+        w->base[head->page_first + (uint32_t)i] = (int32_t)put_entries(w, &r->o->kv, s->seqs[i].pages, pages_used(s, i),
+                                                                       kv->blocks_per_slab, kv->block_bytes);
 }
 
 /* Blocks of consecutive rows of one sequence, at most SL_ATTENTION_ROWS each. */
@@ -57,9 +72,17 @@ static void put_blocks(words *w, const sl_step *s, sl_step_head *head) {
     w->base[w->at++] = s->rows;
 }
 
+static bool find_slabs(gpu_run *r) {
+    ops_memory *m = &r->o->known;
+    return gpu_slabs_resolve(r->o, &r->o->kv, m->kv_slabs, m->kv_count,
+                             (uint64_t)m->kv.blocks_per_slab * m->kv.block_bytes, "KV", r->err);
+}
+
 bool gpu_step_fill(gpu_run *r) {
     const sl_step *s = r->step;
     gpu_scratch *m = &r->o->scratch;
+    if (!find_slabs(r))
+        return false;
     /* seq_count may exceed rows: sequences that take no part have no pages here */
     if (gpu_step_bytes(sl_max_i64(s->rows, s->seq_count), all_pages(s)) > (uint64_t)(m->half - m->step))
         return sl_fail(r->err, SL_ERR_ARGUMENT, "a step of %d rows over %lld KV pages is larger than its buffer",
@@ -70,7 +93,7 @@ bool gpu_step_fill(gpu_run *r) {
     head.seq = put(&w, s->seq, s->rows);
     head.position = put(&w, s->position, s->rows);
     head.out_row = put(&w, s->out_rows, s->outs);
-    put_pages(&w, s, &head);
+    put_pages(&w, r, &head);
     put_blocks(&w, s, &head);
     memcpy(m->step, &head, sizeof head);
     return true;

@@ -23,7 +23,26 @@ static sl_gpu *open_device(int i, sl_error *err) {
     return sl_gpu_open(&o, err);
 }
 
+/* The host's definitions before the source of the file. */
+static char *source_with(const char *defines, const char *file, const kernel_format *formats, size_t n, size_t *size) {
+    sl_error err = {0};
+    char *text = kernel_source(file, formats, n, size, &err);
+    if (!text)
+        fail_msg("%s", err.message);
+    size_t before = strlen(defines);
+    char *all = malloc(before + *size + 1);
+    memcpy(all, defines, before);
+    memcpy(all + before, text, *size);
+    *size += before;
+    free(text);
+    return all;
+}
+
 bool kernels_open(kernels *k, const char *file, const kernel_format *formats, size_t n) {
+    return kernels_open_with(k, file, formats, n, "");
+}
+
+bool kernels_open_with(kernels *k, const char *file, const kernel_format *formats, size_t n, const char *defines) {
     *k = (kernels){0};
     sl_error err = {0};
     size_t size, bytes_size = 0;
@@ -31,9 +50,7 @@ bool kernels_open(kernels *k, const char *file, const kernel_format *formats, si
         print_message("SKIP: %s: the soft device needs clang++, which is not installed\n", file);
         return false;
     }
-    char *text = kernel_source(file, formats, n, &size, &err);
-    if (!text)
-        fail_msg("%s", err.message);
+    char *text = source_with(defines, file, formats, n, &size);
     sl_gpu_compile_options o = SL_GPU_COMPILE_OPTIONS_INIT;
     o.name = file;
     void *bytes = NULL;
@@ -396,7 +413,7 @@ kernel_step kernel_step_new(const kernel_rows *r) {
     h.out_row = h.position + rows;
     h.block_row = h.out_row + (uint32_t)r->outs;
     h.page_first = h.block_row + rows + 1;
-    uint32_t pages = h.page_first + (uint32_t)r->seqs, end = pages + (uint32_t)(r->seqs * r->pages_per_seq);
+    uint32_t pages = h.page_first + (uint32_t)r->seqs, end = pages + 2 * (uint32_t)(r->seqs * r->pages_per_seq);
     kernel_step s = {calloc(end, 4), end * 4};
     for (int32_t i = 0; i < r->rows; i++) {
         s.words[h.token + (uint32_t)i] = word_of(r->token, i);
@@ -407,9 +424,12 @@ kernel_step kernel_step_new(const kernel_rows *r) {
         s.words[h.out_row + (uint32_t)i] = word_of(r->out_row, i);
     h.blocks = list_blocks(r, s.words + h.block_row);
     for (int32_t i = 0; i < r->seqs; i++) {
-        s.words[h.page_first + (uint32_t)i] = (int32_t)pages + i * r->pages_per_seq;
-        for (int32_t p = 0; p < r->pages_per_seq; p++)
-            s.words[pages + (uint32_t)(i * r->pages_per_seq + p)] = r->pages[i * r->pages_per_seq + p];
+        s.words[h.page_first + (uint32_t)i] = (int32_t)pages + 2 * i * r->pages_per_seq;
+        for (int32_t p = 0; p < r->pages_per_seq; p++) {
+            int32_t block = r->pages[i * r->pages_per_seq + p];
+            uint64_t entry = (uint64_t)(block / r->per_slab) << 56 | (uint64_t)(block % r->per_slab) * r->block_bytes;
+            memcpy(&s.words[pages + 2 * (uint32_t)(i * r->pages_per_seq + p)], &entry, sizeof entry);
+        }
     }
     memcpy(s.words, &h, sizeof h);
     return s;

@@ -25,6 +25,8 @@ typedef struct kernels {
 
 /* Compiles src/kernels/<file> for the formats. Prints SKIP and returns false where there is no compiler. */
 bool kernels_open(kernels *k, const char *file, const kernel_format *formats, size_t n);
+/* The same with lines of definitions in front, as the engine puts them. */
+bool kernels_open_with(kernels *k, const char *file, const kernel_format *formats, size_t n, const char *defines);
 /* Prints the table. */
 void kernels_close(kernels *k);
 
@@ -124,6 +126,8 @@ typedef struct kernel_rows {
     const int32_t *token, *seq, *position, *out_row; /* NULL: zeros */
     int32_t pages_per_seq;
     const int32_t *pages; /* [seqs][pages_per_seq] */
+    int32_t per_slab;     /* blocks of */
+    uint64_t block_bytes;
 } kernel_rows;
 kernel_step kernel_step_new(const kernel_rows *r);
 

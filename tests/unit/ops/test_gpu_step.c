@@ -163,7 +163,8 @@ static void phases_add_up_to_no_more_than_the_device_ran(void **state) {
         sl_ops_times_get(t->g.ops, &all);
         assert_memory_equal(plain.logits, timed.logits, sizeof(float) * (size_t)rows * TINY_VOCAB);
         assert_true(all.attention && all.linear && all.router && all.expert_compute && all.head);
-        print_message("%llu of %llu of %llu ns\n", (unsigned long long)phases_of(&all), (unsigned long long)all.gpu_phase_time, (unsigned long long)all.gpu_time);
+        print_message("%llu of %llu of %llu ns\n", (unsigned long long)phases_of(&all),
+                      (unsigned long long)all.gpu_phase_time, (unsigned long long)all.gpu_time);
         assert_true(phases_of(&all) <= all.gpu_phase_time && all.gpu_phase_time <= all.gpu_time);
         assert_true(all.gpu_phase_time > all.gpu_time / 4); /* not a part of them only */
         sl_ops_set_timing(t->g.ops, false);
@@ -172,11 +173,138 @@ static void phases_add_up_to_no_more_than_the_device_ran(void **state) {
     tiny_close(t);
 }
 
+/* ---- steps given to the device whole ----------------------------------------------------------------------------- */
+
+/* Every expert in one piece of the allocator's memory. */
+typedef struct resident {
+    tiny *t;
+    uint8_t *block;
+    uint64_t bytes, generation, at[2][TINY_EXPERTS][SL_PROJ_COUNT];
+    bool all, known;
+    int32_t ids[TINY_EXPERTS], n, layer;
+    int looked;
+} resident;
+
+static void view_of(const resident *s, int32_t layer, int32_t id, sl_expert_view *out) {
+    *out = (sl_expert_view){.id = id};
+    for (int i = 0; i < SL_PROJ_COUNT; i++)
+        out->part[3 * i] = s->block + s->at[layer][id][i];
+}
+
+static bool resident_begin(void *self, int32_t layer, const int32_t *ids, int32_t n, sl_expert_order order,
+                           sl_error *err) {
+    resident *s = self;
+    memcpy(s->ids, ids, (size_t)n * sizeof *ids);
+    s->n = n;
+    s->layer = layer;
+    return true;
+}
+
+static int resident_next(void *self, sl_expert_view *out, int max, sl_error *err) {
+    resident *s = self;
+    int n = 0;
+    while (s->n > 0 && n < max)
+        view_of(s, s->layer, s->ids[--s->n], &out[n++]);
+    return n;
+}
+
+static void resident_done(void *self, const sl_expert_view *views, int n) {}
+static void resident_end(void *self) {}
+
+static bool resident_peek(void *self, int32_t layer, sl_expert_peek *out) {
+    resident *s = self;
+    *out = (sl_expert_peek){.holds = 100, .all_resident = s->all, .align = 4, .blocks = 1, .block_bytes = s->bytes};
+    out->block[0] = s->block;
+    return true;
+}
+
+/* Not all are there: only the even ones. */
+static int32_t resident_list(void *self, int32_t layer, sl_expert_view *out, int32_t max) {
+    resident *s = self;
+    int32_t n = 0;
+    s->looked++;
+    for (int32_t id = 0; id < TINY_EXPERTS; id += s->all ? 1 : 2)
+        view_of(s, layer, id, &out[n++]);
+    return n;
+}
+
+static uint64_t resident_generation(void *self, int32_t layer) {
+    const resident *s = self;
+    return s->known ? s->generation : 0;
+}
+
+/* Copies all experts, to another place each time. */
+static void place(resident *s, uint64_t from) {
+    uint64_t at = from;
+    for (int32_t layer = 0; layer < 2; layer++)
+        for (int32_t id = 0; id < TINY_EXPERTS; id++)
+            for (int i = 0; i < SL_PROJ_COUNT; i++) {
+                const sl_matrix *m = &s->t->src.matrix[layer][id][i];
+                uint64_t bytes = (uint64_t)m->rows * m->row_bytes[0];
+                s->at[layer][id][i] = at;
+                memcpy(s->block + at, m->part[0], bytes);
+                at += sl_round_up(bytes, 64);
+                assert_true(at <= s->bytes);
+            }
+    s->generation++;
+}
+
+static void make_resident(resident *s, tiny *t, bool all) {
+    *s = (resident){.t = t, .bytes = 4 << 20, .all = all, .known = true};
+    s->block = sl_mem_span(t->g.mem, s->bytes, SL_USE_SLOTS, NULL);
+    assert_non_null(s->block);
+    place(s, 0);
+    sl_expert_source all_there = {.self = s,
+                                  .begin = resident_begin,
+                                  .next = resident_next,
+                                  .done = resident_done,
+                                  .end = resident_end,
+                                  .peek = resident_peek,
+                                  .resident = resident_list,
+                                  .generation = resident_generation};
+    sl_ops_set_experts(t->g.ops, &all_there);
+}
+
+static uint64_t tables_written(const tiny *t) {
+    sl_ops_times times;
+    sl_ops_times_get(t->g.ops, &times);
+    return times.gpu_tables;
+}
+
+/* Tables of experts are written when something moved, and only then: bits are those of the step that waits. */
+static void tables_are_written_when_experts_move(void **state) {
+    static outcome waits, whole;
+    static resident s;
+    for (int all = 0; all < 2; all++) {
+        tiny *t = open_on("soft", false, 0, SL_KV_F16, SL_Q8_0);
+        if (!t)
+            skip();
+        must_run(t, 0, 0, 3, &waits);
+        assert_int_equal(tables_written(t), 0);
+        make_resident(&s, t, all);
+        for (int step = 0; step < 3; step++) {
+            must_run(t, 0, 0, 3, &whole);
+            assert_memory_equal(waits.logits, whole.logits, sizeof(float) * 3 * TINY_VOCAB);
+            assert_int_equal(tables_written(t), 2); /* one for each MoE layer, at the first step */
+        }
+        memset(s.block, 0xff, s.bytes); /* what is left at the old places counts for nothing */
+        place(&s, 1 << 20);
+        must_run(t, 0, 0, 3, &whole);
+        assert_memory_equal(waits.logits, whole.logits, sizeof(float) * 3 * TINY_VOCAB);
+        assert_int_equal(tables_written(t), 4);
+        s.known = false; /* a source that does not say */
+        must_run(t, 0, 0, 3, &whole);
+        assert_int_equal(tables_written(t), 6);
+        tiny_close(t);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_equal_the_cpus),
         cmocka_unit_test(quantised_weights_and_half_kv_too),
         cmocka_unit_test(order_of_threads_and_experts_changes_no_bit),
+        cmocka_unit_test(tables_are_written_when_experts_move),
         cmocka_unit_test(phases_add_up_to_no_more_than_the_device_ran),
     };
     return cmocka_run_group_tests(tests, make_cache, remove_cache);

@@ -24,6 +24,8 @@ typedef struct shape {
     sl_kv_format kv;
     int32_t heads, kv_heads, dim;
     int32_t seqs, rows[3], position[3]; /* of the first row of each sequence */
+    int32_t window, apart;              /* apart: what lies between two heads of q, and of the gate */
+    bool gate, sinks;
 } shape;
 
 /* Operands of one step over paged memory. */
@@ -35,8 +37,13 @@ typedef struct attention {
     uint8_t *slab[4];
     uint64_t slab_bytes;
     kernel_step step;
-    float *q;
+    float *q, *gate, *sinks;
+    size_t q_count;
 } attention;
+
+static int32_t stride_of(const attention *a) {
+    return a->s.dim + a->s.apart;
+}
 
 static void lay_out(attention *a) {
     sl_kv_layout *l = &a->layout;
@@ -102,8 +109,13 @@ static attention attention_new(rng *r, const shape *s, bool filled, float magnit
                                             .seq = a.seq,
                                             .position = a.position,
                                             .pages_per_seq = a.pages_per_seq,
-                                            .pages = a.pages});
-    a.q = kernel_floats(r, (size_t)(a.rows * s->heads * s->dim), magnitude);
+                                            .pages = a.pages,
+                                            .per_slab = PER_SLAB,
+                                            .block_bytes = a.layout.block_bytes});
+    a.q_count = (size_t)(a.rows * s->heads * stride_of(&a));
+    a.q = kernel_floats(r, a.q_count, magnitude);
+    a.gate = kernel_floats(r, a.q_count, 2);
+    a.sinks = kernel_floats(r, (size_t)s->heads, 3);
     return a;
 }
 
@@ -113,22 +125,25 @@ static void attention_free(attention *a) {
     free(a->pages);
     free(a->step.words);
     free(a->q);
+    free(a->gate);
+    free(a->sinks);
 }
 
 static sl_attention_args args_of(const attention *a) {
-    uint64_t q = (uint64_t)(a->s.heads * a->s.dim), kv = (uint64_t)(a->s.kv_heads * a->s.dim);
+    uint64_t q = (uint64_t)(a->s.heads * stride_of(a)), kv = (uint64_t)(a->s.kv_heads * a->s.dim);
     return (sl_attention_args){.q_stride = q,
                                .k_stride = kv,
                                .v_stride = kv,
-                               .dst_stride = q,
+                               .gate_stride = q,
+                               .dst_stride = (uint64_t)(a->s.heads * a->s.dim),
+                               .window = (uint32_t)a->s.window,
                                .head_bytes = a->layout.head_bytes,
                                .plane_bytes = a->layout.plane_bytes,
-                               .block_bytes = a->layout.block_bytes,
                                .layer = LAYER,
-                               .blocks_per_slab = PER_SLAB,
                                .heads = (uint32_t)a->s.heads,
                                .kv_heads = (uint32_t)a->s.kv_heads,
                                .head_dim = (uint32_t)a->s.dim,
+                               .head_stride = (uint32_t)stride_of(a),
                                .scale = 1 / sqrtf((float)a->s.dim),
                                .eps = 1e-6f,
                                .rope_scale = 1};
@@ -140,6 +155,22 @@ static size_t bind_slabs(kernel_binding *b, const attention *a, bool written) {
         b[i].out = written;
     }
     return (size_t)a->slabs;
+}
+
+/* The gate and the sinks, at slots 4 and 5. */
+static size_t bind_result(kernel_binding *b, const attention *a) {
+    b[0] = in(4, a->gate, a->q_count * 4);
+    b[1] = in(5, a->sinks, (size_t)a->s.heads * 4);
+    return 2;
+}
+
+static size_t result_constants(sl_gpu_constant *c, const attention *a) {
+    size_t n = 0;
+    if (a->s.gate)
+        c[n++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_GATE);
+    if (a->s.sinks)
+        c[n++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_SINKS);
+    return n;
 }
 
 /* ---- what attention should give ---------------------------------------------------------------------------------- */
@@ -163,22 +194,25 @@ static const uint8_t *token_at(const attention *a, int32_t seq, int32_t t, int32
 /* out[d] and *size, the root of the sum of squares that its rounding errors are measured by, at least */
 static void attend(const attention *a, int32_t row, int32_t head, double *out, double *size) {
     int32_t n = a->position[row] + 1, dim = a->s.dim, kv = head / (a->s.heads / a->s.kv_heads);
-    double *p = malloc((size_t)n * 8), max = -1e300, sum = 0, scale = args_of(a).scale;
-    const float *q = a->q + (row * a->s.heads + head) * dim;
-    for (int32_t t = 0; t < n; t++) {
+    int32_t first = a->s.window && n > a->s.window ? n - a->s.window : 0;
+    double *p = calloc((size_t)n, 8), max = a->s.sinks ? a->sinks[head] : -1e300, sum = 0, scale = args_of(a).scale;
+    const float *q = a->q + (row * a->s.heads + head) * stride_of(a), *gate = a->gate + (q - a->q);
+    for (int32_t t = first; t < n; t++) {
         const uint8_t *k = token_at(a, a->seq[row], t, kv, 0);
         p[t] = 0;
         for (int32_t d = 0; d < dim; d++)
             p[t] += q[d] * kv_value(a, k, d) * scale;
         max = fmax(max, p[t]);
     }
-    for (int32_t t = 0; t < n; t++)
+    for (int32_t t = first; t < n; t++)
         sum += p[t] = exp(p[t] - max);
+    sum += a->s.sinks ? exp(a->sinks[head] - max) : 0;
     *size = 0;
     for (int32_t d = 0; d < dim; d++) {
         out[d] = 0;
-        for (int32_t t = 0; t < n; t++)
+        for (int32_t t = first; t < n; t++)
             out[d] += p[t] / sum * kv_value(a, token_at(a, a->seq[row], t, kv, 1), d);
+        out[d] *= a->s.gate ? 1 / (1 + exp(-gate[d])) : 1;
         *size += out[d] * out[d] / dim;
     }
     *size = sqrt(*size);
@@ -198,34 +232,48 @@ static double worst_error(const attention *a, const float *dst) {
     return worst;
 }
 
+/* Keys that no row's window reaches may as well not be there: their memory holds NaN. */
+static void forget_keys(const attention *a, int32_t keep_from) {
+    for (int32_t seq = 0; seq < a->s.seqs; seq++)
+        for (int32_t t = 0; t < keep_from && a->s.window; t++)
+            for (int32_t h = 0; h < a->s.kv_heads; h++)
+                for (int plane = 0; plane < 2; plane++)
+                    memset((uint8_t *)token_at(a, seq, t, h, plane), 0xff, a->layout.head_bytes);
+}
+
 /* ---- decode ------------------------------------------------------------------------------------------------------ */
 
-static void run_decode(rng *r, const shape *s, float magnitude) {
+static void run_decode(kernels *with, rng *r, const shape *s, float magnitude) {
     attention a = attention_new(r, s, true, magnitude);
+    if (s->seqs == 1)
+        forget_keys(&a, (s->position[0] + 1 - s->window) / 32 * 32);
     sl_attention_args args = args_of(&a);
     args.splits = (uint32_t)(a.pages_per_seq * 64 / SL_ATTENTION_SPLIT + 1);
     size_t n = (size_t)(a.rows * s->heads * s->dim),
            partials = (size_t)(a.rows * s->heads) * args.splits * (size_t)(s->dim + 2);
     float *partial = kernel_poison(partials), *dst = kernel_poison(n);
-    kernel_binding b[10] = {in(0, &args, sizeof args), in(1, a.q, n * 4), out(2, partial, partials * 4),
+    kernel_binding b[10] = {in(0, &args, sizeof args), in(1, a.q, a.q_count * 4), out(2, partial, partials * 4),
                             in(3, a.step.words, a.step.bytes)};
     size_t count = 4 + bind_slabs(b + 4, &a, false);
+    sl_gpu_constant constants[2];
     char entry[64];
     snprintf(entry, sizeof entry, "attention_decode_%s_%d", kv_names[s->kv], s->dim);
-    kernels_run(&decode, &(kernel_call){.entry = entry,
-                                        .groups = {args.splits, (uint32_t)s->kv_heads, (uint32_t)a.rows + 1},
-                                        .threads = {SL_ATTENTION_THREADS, 1, 1},
-                                        .bindings = b,
-                                        .count = count,
-                                        .slabs = true});
-    kernel_binding c[] = {in(0, &args, sizeof args), in(1, partial, partials * 4), out(2, dst, n * 4),
-                          in(3, a.step.words, a.step.bytes)};
-    kernels_run(&decode, &(kernel_call){.entry = "attention_combine",
-                                        .groups = {(uint32_t)s->heads, (uint32_t)a.rows + 1, 1},
-                                        .threads = {64, 1, 1},
-                                        .bindings = c,
-                                        .count = 4});
-    kernels_result(&decode, entry, worst_error(&a, dst), magnitude > 1 ? 1e-3 : 1e-5);
+    kernels_run(with, &(kernel_call){.entry = entry,
+                                     .groups = {args.splits, (uint32_t)s->kv_heads, (uint32_t)a.rows + 1},
+                                     .threads = {SL_ATTENTION_THREADS, 1, 1},
+                                     .bindings = b,
+                                     .count = count,
+                                     .slabs = true});
+    kernel_binding c[6] = {in(0, &args, sizeof args), in(1, partial, partials * 4), out(2, dst, n * 4),
+                           in(3, a.step.words, a.step.bytes)};
+    kernels_run(with, &(kernel_call){.entry = "attention_combine",
+                                     .groups = {(uint32_t)s->heads, (uint32_t)a.rows + 1, 1},
+                                     .threads = {64, 1, 1},
+                                     .bindings = c,
+                                     .count = 4 + bind_result(c + 4, &a),
+                                     .constants = constants,
+                                     .constant_count = result_constants(constants, &a)});
+    kernels_result(with, entry, worst_error(&a, dst), magnitude > 1 ? 1e-3 : 1e-5);
     free(partial);
     free(dst);
     attention_free(&a);
@@ -233,48 +281,65 @@ static void run_decode(rng *r, const shape *s, float magnitude) {
 
 static void decode_is_float64s(void **state) {
     static const shape shapes[] = {
-        {SL_KV_F16, 4, 2, 64, 1, {1}, {0}},    {SL_KV_F16, 6, 2, 64, 3, {1, 1, 1}, {31, 64, 100}},
-        {SL_KV_F16, 10, 1, 128, 1, {1}, {77}}, /* more heads than are taken at a time */
-        {SL_KV_F16, 4, 4, 64, 1, {1}, {530}},  /* two splits */
-        {SL_KV_F16, 6, 1, 256, 1, {2}, {69}},  {SL_KV_F32, 2, 1, 64, 2, {1, 2}, {5, 126}},
-        {SL_KV_F32, 2, 2, 128, 1, {1}, {40}},  {SL_KV_F32, 4, 1, 256, 1, {1}, {33}},
-        {SL_KV_Q8_0, 4, 2, 64, 1, {2}, {80}},  {SL_KV_Q8_0, 2, 1, 128, 1, {1}, {40}},
-        {SL_KV_Q8_0, 5, 1, 256, 1, {1}, {34}},
+        {SL_KV_F16, 4, 2, 64, 1, {1}, {0}, .window = 0},
+        {SL_KV_F16, 6, 2, 64, 3, {1, 1, 1}, {31, 64, 100}, .window = 0},
+        {SL_KV_F16, 10, 1, 128, 1, {1}, {77}, .window = 0}, /* more heads than are taken at a time */
+        {SL_KV_F16, 4, 4, 64, 1, {1}, {530}, .window = 0},  /* two splits */
+        {SL_KV_F16, 6, 1, 256, 1, {2}, {69}, .window = 0},
+        {SL_KV_F32, 2, 1, 64, 2, {1, 2}, {5, 126}, .window = 0},
+        {SL_KV_F32, 2, 2, 128, 1, {1}, {40}, .window = 0},
+        {SL_KV_F32, 4, 1, 256, 1, {1}, {33}, .window = 0},
+        {SL_KV_Q8_0, 4, 2, 64, 1, {2}, {80}, .window = 0},
+        {SL_KV_Q8_0, 2, 1, 128, 1, {1}, {40}, .window = 0},
+        {SL_KV_Q8_0, 5, 1, 256, 1, {1}, {34}, .window = 0},
+        {SL_KV_F16, 4, 2, 64, 2, {1, 2}, {70, 9}, .apart = 64, .gate = true}, /* [q | gate] per head */
+        {SL_KV_F16, 3, 1, 128, 1, {2}, {40}, .apart = 3, .sinks = true},
+        {SL_KV_F16, 4, 2, 64, 1, {1}, {200}, .window = 70, .sinks = true},
+        {SL_KV_F16, 2, 1, 64, 1, {2}, {530}, .window = 40}, /* over two splits, which begin before it */
+        {SL_KV_F16, 2, 1, 64, 1, {1}, {543}, .window = 16}, /* the first split is before it */
+        {SL_KV_F16, 2, 1, 64, 2, {1, 1}, {3, 90}, .window = 1, .gate = true, .sinks = true},
+        {SL_KV_F16, 2, 1, 64, 1, {1}, {20}, .window = 500},
     };
     rng r = {seed};
     for (size_t i = 0; i < SL_COUNT(shapes); i++)
-        run_decode(&r, &shapes[i], 1);
+        run_decode(&decode, &r, &shapes[i], 1);
 }
 
 static void decode_of_a_million_stays_finite(void **state) {
     rng r = {seed + 1};
-    run_decode(&r, &(shape){SL_KV_F16, 4, 2, 64, 1, {1}, {70}}, 1e6f);
+    run_decode(&decode, &r, &(shape){SL_KV_F16, 4, 2, 64, 1, {1}, {70}, .window = 0}, 1e6f);
 }
 
 /* ---- prefill ----------------------------------------------------------------------------------------------------- */
 
-static void run_prefill(rng *r, const shape *s, int32_t at_once, float magnitude) {
+static void run_prefill(kernels *with, rng *r, const shape *s, int32_t at_once, float magnitude) {
     attention a = attention_new(r, s, true, magnitude);
+    if (s->seqs == 1)
+        forget_keys(&a, (s->position[0] + 1 - s->window) / 32 * 32);
     sl_attention_args args = args_of(&a);
     size_t n = (size_t)(a.rows * s->heads * s->dim);
     float *dst = kernel_poison(n);
-    kernel_binding b[10] = {in(0, &args, sizeof args), in(1, a.q, n * 4), out(2, dst, n * 4),
+    kernel_binding b[12] = {in(0, &args, sizeof args), in(1, a.q, a.q_count * 4), out(2, dst, n * 4),
                             in(3, a.step.words, a.step.bytes)};
-    size_t count = 4 + bind_slabs(b + 4, &a, false);
+    size_t count = 4 + bind_result(b + 4, &a);
+    count += bind_slabs(b + count, &a, false);
+    sl_gpu_constant constants[2];
     char entry[64];
     snprintf(entry, sizeof entry, "attention_prefill_%s_%d_%d", kv_names[s->kv], s->dim, at_once);
-    kernels_run(&prefill, &(kernel_call){.entry = entry,
-                                         .groups = {(uint32_t)(s->heads / at_once), (uint32_t)a.rows, 1},
-                                         .threads = {SL_ATTENTION_THREADS, 1, 1},
-                                         .bindings = b,
-                                         .count = count,
-                                         .slabs = true});
+    kernels_run(with, &(kernel_call){.entry = entry,
+                                     .constants = constants,
+                                     .constant_count = result_constants(constants, &a),
+                                     .groups = {(uint32_t)(s->heads / at_once), (uint32_t)a.rows, 1},
+                                     .threads = {SL_ATTENTION_THREADS, 1, 1},
+                                     .bindings = b,
+                                     .count = count,
+                                     .slabs = true});
     /* of values of a million one key has all the weight, and half precision may choose another of two that are near */
     double e = worst_error(&a, dst);
     for (size_t i = 0; i < n; i++)
         assert_true(isfinite(dst[i]));
     if (magnitude == 1)
-        kernels_result(&prefill, entry, e, 2e-3);
+        kernels_result(with, entry, e, 2e-3);
     free(dst);
     attention_free(&a);
 }
@@ -284,19 +349,29 @@ static void prefill_is_float64s(void **state) {
         shape s;
         int32_t at_once;
     } cases[] = {
-        {{SL_KV_F16, 2, 1, 64, 1, {1}, {0}}, 1},    {{SL_KV_F16, 4, 2, 64, 2, {19, 5}, {0, 33}}, 2},
-        {{SL_KV_F16, 2, 2, 128, 1, {17}, {50}}, 1}, {{SL_KV_F16, 2, 1, 128, 2, {3, 16}, {64, 15}}, 2},
-        {{SL_KV_F16, 1, 1, 256, 1, {18}, {40}}, 1}, {{SL_KV_F32, 1, 1, 64, 1, {7}, {30}}, 1},
-        {{SL_KV_Q8_0, 2, 1, 64, 1, {9}, {60}}, 2},  {{SL_KV_Q8_0, 1, 1, 256, 1, {2}, {31}}, 1},
+        {{SL_KV_F16, 2, 1, 64, 1, {1}, {0}, .window = 0}, 1},
+        {{SL_KV_F16, 4, 2, 64, 2, {19, 5}, {0, 33}, .window = 0}, 2},
+        {{SL_KV_F16, 2, 2, 128, 1, {17}, {50}, .window = 0}, 1},
+        {{SL_KV_F16, 2, 1, 128, 2, {3, 16}, {64, 15}, .window = 0}, 2},
+        {{SL_KV_F16, 1, 1, 256, 1, {18}, {40}, .window = 0}, 1},
+        {{SL_KV_F32, 1, 1, 64, 1, {7}, {30}, .window = 0}, 1},
+        {{SL_KV_Q8_0, 2, 1, 64, 1, {9}, {60}, .window = 0}, 2},
+        {{SL_KV_Q8_0, 1, 1, 256, 1, {2}, {31}, .window = 0}, 1},
+        {{SL_KV_F16, 4, 2, 64, 2, {19, 5}, {0, 33}, .apart = 64, .gate = true}, 2},
+        {{SL_KV_F16, 2, 2, 128, 1, {5}, {50}, .apart = 5, .sinks = true}, 1},
+        {{SL_KV_F16, 2, 1, 64, 1, {20}, {100}, .window = 50, .sinks = true}, 2},
+        {{SL_KV_F16, 1, 1, 64, 1, {19}, {95}, .window = 3, .gate = true}, 1}, /* rows that see no key of a step */
+        {{SL_KV_F16, 1, 1, 64, 1, {16}, {48}, .window = 1}, 1},
+        {{SL_KV_F16, 1, 1, 64, 1, {6}, {10}, .window = 100}, 1},
     };
     rng r = {seed + 2};
     for (size_t i = 0; i < SL_COUNT(cases); i++)
-        run_prefill(&r, &cases[i].s, cases[i].at_once, 1);
+        run_prefill(&prefill, &r, &cases[i].s, cases[i].at_once, 1);
 }
 
 static void prefill_of_a_million_stays_finite(void **state) {
     rng r = {seed + 3};
-    run_prefill(&r, &(shape){SL_KV_F16, 2, 1, 64, 1, {5}, {40}}, 2, 1e6f);
+    run_prefill(&prefill, &r, &(shape){SL_KV_F16, 2, 1, 64, 1, {5}, {40}, .window = 0}, 2, 1e6f);
 }
 
 /* ---- what comes before ------------------------------------------------------------------------------------------- */
@@ -364,7 +439,7 @@ static void check_pages(const attention *a, const float *k, const float *v) {
 static void run_prepare(rng *r, const prepare_case *c) {
     const shape *s = &c->s;
     attention a = attention_new(r, s, false, 2);
-    size_t nq = (size_t)(a.rows * s->heads * s->dim), nk = (size_t)(a.rows * s->kv_heads * s->dim);
+    size_t nq = a.q_count, nk = (size_t)(a.rows * s->kv_heads * s->dim);
     float *k = kernel_floats(r, nk, 3), *v = kernel_floats(r, nk, 1), *k0 = malloc(nk * 4), *q0 = malloc(nq * 4);
     float *q_norm = kernel_floats(r, (size_t)s->dim, 1), *k_norm = kernel_floats(r, (size_t)s->dim, 1);
     float inv_freq[128], *cos_sin = kernel_poison((size_t)(a.rows * (c->dims + 1)));
@@ -408,8 +483,8 @@ static void run_prepare(rng *r, const prepare_case *c) {
     for (int32_t row = 0; row < a.rows; row++)
         for (int32_t h = 0; h < s->heads + s->kv_heads; h++) {
             bool query = h < s->heads;
-            int64_t at =
-                query ? (int64_t)(row * s->heads + h) * s->dim : (int64_t)(row * s->kv_heads + h - s->heads) * s->dim;
+            int64_t at = query ? (int64_t)(row * s->heads + h) * stride_of(&a)
+                               : (int64_t)(row * s->kv_heads + h - s->heads) * s->dim;
             float *ref = (query ? q0 : k0) + at;
             prepared(ref, c, c->norm ? (query ? q_norm : k_norm) : NULL, cos_sin + row * c->dims);
             double e = head_error((query ? a.q : k) + at, ref, s->dim);
@@ -429,17 +504,50 @@ static void run_prepare(rng *r, const prepare_case *c) {
 
 static void heads_are_prepared_as_the_cpus(void **state) {
     static const prepare_case cases[] = {
-        {{SL_KV_F16, 4, 2, 64, 2, {3, 1}, {62, 7}}, 64, false, true, 1},
-        {{SL_KV_F16, 2, 1, 128, 1, {2}, {100}}, 128, true, false, 1.5f},
-        {{SL_KV_F16, 3, 1, 80, 1, {2}, {1}}, 30, false, true, 1}, /* partial, a head of no multiple of 32 */
-        {{SL_KV_F16, 2, 2, 256, 1, {1}, {63}}, 64, true, true, 1},
-        {{SL_KV_F32, 2, 2, 64, 1, {2}, {63}}, 32, false, false, 1},
-        {{SL_KV_Q8_0, 2, 1, 64, 1, {3}, {0}}, 64, false, true, 1},
-        {{SL_KV_Q8_0, 2, 1, 128, 1, {1}, {65}}, 0, false, false, 1},
+        {{SL_KV_F16, 4, 2, 64, 2, {3, 1}, {62, 7}, .window = 0}, 64, false, true, 1},
+        {{SL_KV_F16, 2, 1, 128, 1, {2}, {100}, .window = 0}, 128, true, false, 1.5f},
+        {{SL_KV_F16, 4, 2, 64, 2, {2, 1}, {2, 7}, .apart = 64}, 64, false, true, 1},
+        {{SL_KV_F16, 3, 1, 80, 1, {2}, {1}, .window = 0},
+         30,
+         false,
+         true,
+         1}, /* partial, a head of no multiple of 32 */
+        {{SL_KV_F16, 2, 2, 256, 1, {1}, {63}, .window = 0}, 64, true, true, 1},
+        {{SL_KV_F32, 2, 2, 64, 1, {2}, {63}, .window = 0}, 32, false, false, 1},
+        {{SL_KV_Q8_0, 2, 1, 64, 1, {3}, {0}, .window = 0}, 64, false, true, 1},
+        {{SL_KV_Q8_0, 2, 1, 128, 1, {1}, {65}, .window = 0}, 0, false, false, 1},
     };
     rng r = {seed + 4};
     for (size_t i = 0; i < SL_COUNT(cases); i++)
         run_prepare(&r, &cases[i]);
+}
+
+/* ---- heads of other sizes: libraries of their own, as the engine makes them ---------------------------------------
+ */
+
+static void heads_of_any_multiple_of_16_are_float64s(void **state) {
+    static const shape shapes[] = {
+        {SL_KV_F16, 4, 2, 80, 1, {3}, {62}, .window = 0},
+        {SL_KV_Q8_0, 3, 1, 96, 2, {2, 1}, {40, 5}, .gate = true, .apart = 96},
+        {SL_KV_F16, 2, 1, 192, 1, {2}, {70}, .window = 20, .sinks = true},
+        {SL_KV_F32, 1, 1, 16, 1, {2}, {33}, .window = 0},
+    };
+    rng r = {seed + 5};
+    for (size_t i = 0; i < SL_COUNT(shapes); i++) {
+        const shape *s = &shapes[i];
+        char defines[96];
+        kernels few, many;
+        snprintf(defines, sizeof defines, "#define SL_ATTENTION_KV %s\n#define SL_ATTENTION_DIM %d\n", kv_names[s->kv],
+                 s->dim);
+        assert_true(kernels_open_with(&few, "attention_decode.metal", NULL, 0, defines) &&
+                    kernels_open_with(&many, "attention_prefill.metal", NULL, 0, defines));
+        run_decode(&few, &r, s, 1);
+        run_prefill(&many, &r, s, 1, 1);
+        if (s->dim <= 128 && s->heads % (2 * s->kv_heads) == 0)
+            run_prefill(&many, &r, s, 2, 1);
+        kernels_close(&few);
+        kernels_close(&many);
+    }
 }
 
 int main(void) {
@@ -450,7 +558,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(heads_are_prepared_as_the_cpus),    cmocka_unit_test(decode_is_float64s),
         cmocka_unit_test(decode_of_a_million_stays_finite),  cmocka_unit_test(prefill_is_float64s),
-        cmocka_unit_test(prefill_of_a_million_stays_finite),
+        cmocka_unit_test(prefill_of_a_million_stays_finite), cmocka_unit_test(heads_of_any_multiple_of_16_are_float64s),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     kernels_close(&prepare);

@@ -15,7 +15,7 @@
 enum {
     GPU_EXPERTS = 2048 /* of a layer, at most */,
     GPU_MATMUL_ROWS = 16,
-    GPU_SPLITS = 64 /* (row, split) pairs that few rows may have together */
+    GPU_SPLITS = 256 /* (row, split) pairs that few rows may have together: one row of 131,072 tokens */
 };
 #define GPU_TIMEOUT_NS (600ull * 1000 * 1000 * 1000)
 

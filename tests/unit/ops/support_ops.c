@@ -54,7 +54,9 @@ static sl_ops *open_gpu(rig *g, const rig_options *o) {
 bool rig_open(rig *g, const rig_options *o) {
     sl_error err = {0};
     *g = (rig){0};
-    g->mem = sl_mem_new(o->budget ? o->budget : 1ull << 30, 1 << 20, &err);
+    uint64_t budget = o->budget ? o->budget : 1ull << 30;
+    g->mem = o->device && !o->scattered ? sl_mem_new_gathered(budget, 1 << 20, SL_GPU_PIECES, &err)
+                                        : sl_mem_new(budget, 1 << 20, &err);
     g->pool = sl_pool_new(o->threads ? o->threads : 2, &err);
     assert_non_null(g->mem);
     assert_non_null(g->pool);

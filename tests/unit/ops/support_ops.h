@@ -30,6 +30,7 @@ typedef struct rig_options {
     int threads;
     uint64_t budget;       /* 0: plenty */
     const char *device;    /* NULL: the CPU; else a device of gpu.h */
+    bool scattered;        /* a device's slabs are not gathered */
     const char *cache_dir; /* of compiled kernels */
     bool check;            /* soft: checking mode */
     uint64_t seed;         /* soft: order of threads */

@@ -1,0 +1,220 @@
+/* Single operations with the kernels on the software device beside the CPU's exact mode: the same operands, random and
+ * odd, in both. */
+#include "support_ops.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const uint64_t seed = 20261130;
+static char cache[] = "/tmp/sluice-gpu-ops-XXXXXX"; /* compiled once for all tests here */
+
+static int make_cache(void **state) {
+    print_message("seed %llu\n", (unsigned long long)seed);
+    return mkdtemp(cache) ? 0 : -1;
+}
+
+static int remove_cache(void **state) {
+    DIR *d = opendir(cache);
+    for (struct dirent *e; d && (e = readdir(d));)
+        unlinkat(dirfd(d), e->d_name, 0);
+    if (d)
+        closedir(d);
+    return rmdir(cache);
+}
+
+static bool open_rig(rig *g, bool device, bool scattered) {
+    return rig_open(g, &(rig_options){.numeric = SL_NUMERIC_EXACT,
+                                      .device = device ? "soft:2" : NULL,
+                                      .cache_dir = cache,
+                                      .scattered = scattered,
+                                      .threads = 2});
+}
+
+/* A view with random contents. */
+static sl_view random_view(rig *g, rng *r, int32_t rows, int32_t cols, int32_t pad, float magnitude) {
+    sl_view v = rig_view(g, SL_ROWS_ALL, rows, cols, pad);
+    for (int32_t i = 0; i < rows; i++)
+        for (int32_t c = 0; c < cols; c++)
+            rig_row(g, &v, i)[c] = rng_normal(r) * magnitude;
+    return v;
+}
+
+static sl_weight random_vector(rig *g, rng *r, int64_t n) {
+    sl_matrix m = rig_matrix(g, r, SL_F32, 1, n, 1, NULL);
+    return rig_weight(g, &m);
+}
+
+/* Greatest difference of a row's outputs over the root of the mean of their squares; a NaN stays. */
+static double row_error(const float *got, const float *want, int32_t n) {
+    double worst = 0, squares = 0;
+    for (int32_t i = 0; i < n; i++)
+        squares += (double)want[i] * want[i] / n;
+    for (int32_t i = 0; i < n; i++) {
+        double e = fabs((double)got[i] - want[i]) / sqrt(squares);
+        worst = e <= worst ? worst : e;
+    }
+    return worst;
+}
+
+static double view_error(const rig *a, const sl_view *got, const rig *b, const sl_view *want, int32_t rows) {
+    double worst = 0;
+    for (int32_t i = 0; i < rows; i++) {
+        double e = row_error(rig_row(a, got, i), rig_row(b, want, i), got->cols);
+        worst = e <= worst ? worst : e;
+    }
+    return worst;
+}
+
+/* ---- attention over many slabs ----------------------------------------------------------------------------------- */
+
+typedef struct attention_case {
+    sl_kv_format kv;
+    int32_t heads, kv_heads, dim, apart, window;
+    bool gate, sinks;
+    int32_t rows, position, pages; /* pages: that there are; the sequence's lie among them in no order */
+    double limit;
+} attention_case;
+
+typedef struct attention_twin {
+    rig g;
+    sl_program *p;
+    sl_view dst;
+    int32_t *pages;
+    sl_kv_layout kv;
+} attention_twin;
+
+static void fill_block(rng *r, const sl_kv_layout *l, uint8_t *block) {
+    for (uint64_t i = 0; i + 2 <= l->block_bytes; i += 2) {
+        uint16_t h = sl_f32_to_f16(rng_normal(r));
+        memcpy(block + i, &h, 2);
+    }
+}
+
+static void make_kv(attention_twin *t, rng *r, const attention_case *c) {
+    enum { SLAB = 1 << 20 };
+    sl_error err = {0};
+    t->kv = (sl_kv_layout){.format = c->kv, .layers = 2, .kv_heads = c->kv_heads, .head_dim = c->dim};
+    assert_true(sl_kv_layout_init(&t->kv, SLAB, &err));
+    sl_ops_set_kv(t->g.ops, &t->kv);
+    for (int32_t b = 0; b < c->pages; b += t->kv.blocks_per_slab) {
+        uint8_t *slab = sl_mem_slab(t->g.mem, SL_USE_KV, &err);
+        assert_non_null(slab);
+        for (int32_t i = 0; i < t->kv.blocks_per_slab; i++)
+            fill_block(r, &t->kv, slab + (uint64_t)i * t->kv.block_bytes);
+        assert_true(sl_ops_add_kv_slab(t->g.ops, slab, &err));
+    }
+    t->pages = rig_memory(&t->g, (size_t)c->pages * sizeof *t->pages);
+    for (int32_t i = 0; i < c->pages; i++)
+        t->pages[i] = (int32_t)((int64_t)i * 37 % c->pages);
+}
+
+static void make_attention(attention_twin *t, const attention_case *c) {
+    rng r = {seed};
+    sl_error err = {0};
+    rig *g = &t->g;
+    int32_t stride = c->dim + c->apart, cols = (c->heads - 1) * stride + c->dim;
+    sl_view q = random_view(g, &r, c->rows, cols + c->dim, 3, 1), gate = q;
+    q.cols = gate.cols = cols;
+    gate.offset += (uint64_t)c->dim * sizeof(float); /* [q | gate] per head where heads are that far apart */
+    sl_view k = random_view(g, &r, c->rows, c->kv_heads * c->dim, 1, 1);
+    sl_view v = random_view(g, &r, c->rows, c->kv_heads * c->dim, 2, 1);
+    t->dst = rig_view(g, SL_ROWS_ALL, c->rows, c->heads * c->dim, 5);
+    sl_attention a = {.layer = 1,
+                      .heads = c->heads,
+                      .kv_heads = c->kv_heads,
+                      .head_dim = c->dim,
+                      .scale = 1 / sqrtf((float)c->dim),
+                      .head_stride = c->apart ? stride : 0,
+                      .window = c->window};
+    if (c->gate)
+        a.gate = gate;
+    if (c->sinks)
+        a.sinks = random_vector(g, &r, c->heads);
+    make_kv(t, &r, c);
+    t->p = sl_program_new(g->ops, c->rows, 1, &err);
+    sl_op_attention(t->p, t->dst, q, k, v, &a);
+    if (!sl_program_end(t->p, &err))
+        fail_msg("%s", err.message);
+}
+
+static bool run_attention(attention_twin *t, const attention_case *c, sl_error *err) {
+    int32_t *zeros = rig_memory(&t->g, (size_t)c->rows * sizeof *zeros),
+            *position = rig_memory(&t->g, (size_t)c->rows * 4);
+    for (int32_t i = 0; i < c->rows; i++)
+        position[i] = c->position + i;
+    sl_step_seq seq = {.pages = t->pages, .page_count = c->pages};
+    sl_step s = {.rows = c->rows, .token = zeros, .seq = zeros, .position = position, .seq_count = 1, .seqs = &seq};
+    return sl_program_run(t->p, &s, err);
+}
+
+static void close_attention(attention_twin *t) {
+    sl_program_free(t->p);
+    rig_close(&t->g);
+}
+
+static void compare_attention(const attention_case *c) {
+    sl_error err = {0};
+    attention_twin cpu = {0}, gpu = {0};
+    assert_true(open_rig(&cpu.g, false, false));
+    if (!open_rig(&gpu.g, true, false)) {
+        rig_close(&cpu.g);
+        skip();
+    }
+    make_attention(&cpu, c);
+    make_attention(&gpu, c);
+    if (!run_attention(&cpu, c, &err) || !run_attention(&gpu, c, &err))
+        fail_msg("%s", err.message);
+    double e = view_error(&gpu.g, &gpu.dst, &cpu.g, &cpu.dst, c->rows);
+    print_message("attention of %d rows at %d, heads of %d: %.2g\n", c->rows, c->position, c->dim, e);
+    assert_true(e <= c->limit);
+    close_attention(&cpu);
+    close_attention(&gpu);
+}
+
+static void a_context_of_64k_lies_in_any_number_of_slabs(void **state) {
+    compare_attention(&(attention_case){SL_KV_F16, 2, 1, 64, .rows = 1, .position = 65535, .pages = 1024,
+                                        .limit = 1e-4}); /* 32 slabs */
+    compare_attention(
+        &(attention_case){SL_KV_F16, 2, 1, 64, .rows = 20, .position = 1500, .pages = 1024, .limit = 4e-3});
+}
+
+static void attention_is_the_cpus(void **state) {
+    static const attention_case cases[] = {
+        {SL_KV_F16, 6, 2, 64, .rows = 3, .position = 70, .pages = 3, .apart = 64, .gate = true, .limit = 1e-4},
+        {SL_KV_F16, 6, 2, 64, .rows = 21, .position = 70, .pages = 3, .apart = 64, .gate = true, .limit = 4e-3},
+        {SL_KV_F16, 4, 2, 80, .rows = 2, .position = 62, .pages = 2, .window = 9, .sinks = true, .limit = 1e-4},
+        {SL_KV_F16, 4, 2, 80, .rows = 18, .position = 62, .pages = 2, .window = 9, .sinks = true, .limit = 4e-3},
+        {SL_KV_F16, 3, 1, 192, .rows = 17, .position = 5, .pages = 2, .limit = 4e-3},
+    };
+    for (size_t i = 0; i < SL_COUNT(cases); i++)
+        compare_attention(&cases[i]);
+}
+
+static void kv_in_too_many_pieces_is_said(void **state) {
+    sl_error err = {0};
+    attention_case c = {SL_KV_F16, 2, 1, 64, .rows = 1, .position = 65, .pages = 1024};
+    attention_twin t = {0};
+    if (!open_rig(&t.g, true, true))
+        skip();
+    make_attention(&t, &c);
+    assert_false(run_attention(&t, &c, &err));
+    assert_int_equal(err.code, SL_ERR_UNSUPPORTED);
+    assert_string_equal(err.message, "KV in more than 16 pieces of memory, which is what kernels can see");
+    close_attention(&t);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attention_is_the_cpus),
+        cmocka_unit_test(a_context_of_64k_lies_in_any_number_of_slabs),
+        cmocka_unit_test(kv_in_too_many_pieces_is_said),
+    };
+    return cmocka_run_group_tests(tests, make_cache, remove_cache);
+}

@@ -9,9 +9,33 @@
 
 bool synth_progress(synth_job *job, int64_t elements) {
     job->done += (uint64_t)elements;
-    /* 4.5 bits an element, but for the little that is float. */
-    cli_progress("writing", job->done / 16 * 9, job->total / 16 * 9, true);
+    cli_progress("writing", synth_bytes(job->format, job->done), synth_bytes(job->format, job->total), true);
     return !cli_interrupted();
+}
+
+/* "mlx4", "mlx-mxfp4", or a format's name and "-gguf". */
+bool synth_find_format(const char *name, synth_format *out, sl_error *err) {
+    char gguf[24];
+    size_t n = strlen(name), end = strlen("-gguf");
+    *out = (synth_format){.mlx = strncmp(name, "mlx", 3) == 0, .group = 64};
+    if (strcmp(name, "mlx-mxfp4") == 0) {
+        out->format = SL_MXFP4_SPLIT;
+        out->group = 32;
+        return true;
+    }
+    if (out->mlx)
+        return sl_affine_by_bits(atoi(name + 3), &out->format) ||
+               sl_fail(err, SL_ERR_ARGUMENT, "--format %s: no such width", name);
+    snprintf(gguf, sizeof gguf, "%.*s", n > end ? (int)(n - end) : 0, name);
+    const sl_format *f = sl_format_by_name(gguf, &out->format);
+    return (f && f->quantize && f->ggml_type >= 0) ||
+           sl_fail(err, SL_ERR_ARGUMENT, "--format %s: synth cannot write this format", name);
+}
+
+uint64_t synth_bytes(const synth_format *f, uint64_t n) {
+    const sl_format *row = sl_format_get(f->format);
+    uint64_t per_group = row->parts == 3 ? 4 : row->parts == 2 ? 1 : 0;
+    return n / row->block_weights * row->block_bytes + (per_group ? n / (uint64_t)f->group * per_group : 0);
 }
 
 static int list_shapes(void) {
@@ -84,17 +108,19 @@ static bool check_space(const char *path, uint64_t need, sl_error *err) {
                                          cli_size(free_bytes, b));
 }
 
-static bool synthesize(const cli_args *a, const char *out, const synth_shape *shape, bool mlx, sl_error *err) {
+static bool synthesize(const cli_args *a, const char *out, const synth_shape *shape, const synth_format *format,
+                       sl_error *err) {
     synth_tokenizer tokenizer = {0};
     synth_random random = {0};
-    synth_job job = {.shape = shape, .tokenizer = &tokenizer, .random = &random};
-    synth_tensor *tensors = synth_tensors(shape, mlx, &job.count, err);
+    synth_job job = {.shape = shape, .format = format, .tokenizer = &tokenizer, .random = &random};
+    synth_tensor *tensors = synth_tensors(shape, format->mlx, &job.count, err);
     job.tensors = tensors;
     for (size_t i = 0; tensors && i < job.count; i++)
         job.total += (uint64_t)synth_elements(&tensors[i]);
-    bool ok = tensors && check_space(out, job.total / 16 * 9, err) &&
-              synth_tokenizer_open(&tokenizer, shape->vocab, err) && synth_random_open(&random, a->seed, err);
-    ok = ok && (mlx ? synth_write_mlx(&job, out, err) : synth_write_gguf(&job, out, err));
+    bool ok = tensors && check_space(out, synth_bytes(format, job.total), err) &&
+              synth_tokenizer_open(&tokenizer, shape->vocab, err) &&
+              synth_random_open(&random, a->seed, format->format, err);
+    ok = ok && (format->mlx ? synth_write_mlx(&job, out, err) : synth_write_gguf(&job, out, err));
     cli_status_clear();
     synth_random_close(&random);
     synth_tokenizer_close(&tokenizer);
@@ -106,16 +132,17 @@ int cli_synth(const cli_args *a) {
     sl_error err = {0};
     synth_shape shape;
     wish w;
-    bool mlx = strcmp(a->format, "mlx4") == 0;
+    synth_format format;
     if (a->operands == 1 && strcmp(a->operand[0], "list") == 0)
         return list_shapes();
     if (!read_wish(a, &w))
         return cli_complain(CLI_USAGE, "'synth' needs a SHAPE (or --like SHAPE) and OUT; 'sluice synth list' shows the "
                                        "shapes");
-    if (!choose_shape(a, w.shape, &shape, &err) || !check_target(a, w.out, mlx, &err))
+    if (!choose_shape(a, w.shape, &shape, &err) || !synth_find_format(a->format, &format, &err) ||
+        !check_target(a, w.out, format.mlx, &err))
         return cli_complain(CLI_USAGE, "%s", err.message);
     cli_stop_begin();
-    bool ok = synthesize(a, w.out, &shape, mlx, &err);
+    bool ok = synthesize(a, w.out, &shape, &format, &err);
     bool interrupted = cli_interrupted();
     cli_interrupt_end();
     if (!ok)

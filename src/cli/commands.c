@@ -100,7 +100,7 @@ const cli_command cli_commands[] = {
      1,
      2,
      "write a checkpoint of a published shape with random weights",
-     "For benchmarks and tests: the text it makes means nothing. OUT is a .gguf file, or a directory for mlx4.\n"
+     "For benchmarks and tests: the text it makes means nothing. OUT is a .gguf file, or a directory for mlx.\n"
      "'sluice synth list' shows the shapes; 'sluice synth --like SHAPE OUT' is the same.",
      {cli_synth_options, cli_common_options},
      cli_synth},
@@ -153,7 +153,7 @@ void cli_print_command_help(FILE *f, const cli_command *c) {
         fprintf(f, "%s\n", c->details);
     fputc('\n', f);
     for (int i = 0; (o = cli_option_at(c, i)); i++) {
-        char left[64], letter[8] = "    ";
+        char left[192], letter[8] = "    ";
         if (o->letter)
             snprintf(letter, sizeof letter, "-%c, ", o->letter);
         snprintf(left, sizeof left, "%s--%s%s%s", letter, o->name, o->value ? " " : "", o->value ? o->value : "");

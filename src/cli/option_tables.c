@@ -100,7 +100,10 @@ const cli_option cli_tokenize_options[] = {
 
 const cli_option cli_synth_options[] = {
     {"like", 0, CLI_TEXT, AT(like), 0, 0, "SHAPE", "the shape, instead of as the first word"},
-    {"format", 0, CLI_CHOICE, AT(format), 0, 0, "q4_0-gguf|mlx4", "format of the checkpoint (default: q4_0-gguf)"},
+    {"format", 0, CLI_CHOICE, AT(format), 0, 0,
+     "q4_0-gguf|f32-gguf|f16-gguf|bf16-gguf|q4_1-gguf|q5_0-gguf|q5_1-gguf|q8_0-gguf|mxfp4-gguf|"
+     "mlx2|mlx3|mlx4|mlx5|mlx6|mlx8|mlx-mxfp4",
+     "container, and format of the matrices (default: q4_0-gguf)"},
     {"layers", 0, CLI_INT, AT(layers), 1, 1024, "N", "layers, instead of the shape's"},
     {"experts", 0, CLI_INT, AT(experts), 1, 4096, "N", "experts, instead of the shape's"},
     {"seed", 0, CLI_U64, AT(seed), 0, 0, "N", "seed of the weights (default: 0)"},

@@ -39,23 +39,42 @@ synth_tensor *synth_tensors(const synth_shape *s, bool mlx, size_t *count, sl_er
 bool synth_is_nested(const synth_shape *s);
 int64_t synth_elements(const synth_tensor *t);
 
+/* ---- formats ----------------------------------------------------------------------------------------------------- */
+
+/* What matrices are written as, and in which container. */
+typedef struct synth_format {
+    bool mlx; /* a directory; else GGUF */
+    sl_format_id format;
+    int32_t group; /* mlx: columns per scale */
+} synth_format;
+
+/* A word of --format: "q4_0-gguf", "mlx4", "mlx-mxfp4". */
+bool synth_find_format(const char *name, synth_format *out, sl_error *err);
+/* Bytes of n elements of matrices. */
+uint64_t synth_bytes(const synth_format *f, uint64_t n);
+
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
-/* Elements [first, first + n) of tensor number `index`: the same for any split of the work. Q4_0: whole blocks of 32;
- * affine: whole groups. */
+/* Elements [first, first + n) of tensor number `index`: the same for any split of the work. Blocks: whole ones; codes:
+ * whole groups. */
 typedef struct synth_random {
     sl_pool *pool;
     uint64_t seed;
-    uint8_t nibble[4096]; /* a normal distribution in codes 0..15, by its inverse */
+    int bits;            /* of a code */
+    double center, step; /* a code is (w / deviation) / step + center */
+    uint8_t code[4096];  /* a normal distribution in codes, by its inverse */
 } synth_random;
 
-bool synth_random_open(synth_random *r, uint64_t seed, sl_error *err);
+bool synth_random_open(synth_random *r, uint64_t seed, sl_format_id format, sl_error *err);
 void synth_random_close(synth_random *r);
-void synth_fill_q4_0(synth_random *r, uint64_t index, int64_t first, int64_t n, double deviation, uint8_t *out);
+void synth_fill_blocks(synth_random *r, sl_format_id format, uint64_t index, int64_t first, int64_t n, double deviation,
+                       uint8_t *out);
 void synth_fill_codes(synth_random *r, uint64_t index, int64_t first, int64_t n, uint8_t *out);
 /* Scales and biases (bf16) of n groups. */
 void synth_fill_affine(synth_random *r, uint64_t index, int64_t first, int64_t n, double deviation, uint16_t *scales,
                        uint16_t *biases);
+/* Scales (e8m0) of n groups. */
+void synth_fill_powers(synth_random *r, uint64_t index, int64_t first, int64_t n, double deviation, uint8_t *scales);
 void synth_fill_float(synth_random *r, uint64_t index, int64_t first, int64_t n, double mean, double deviation,
                       float *out);
 
@@ -78,11 +97,12 @@ void synth_tokenizer_close(synth_tokenizer *t);
 
 typedef struct synth_job {
     const synth_shape *shape;
+    const synth_format *format;
     const synth_tensor *tensors;
     size_t count;
     const synth_tokenizer *tokenizer;
     synth_random *random;
-    uint64_t total; /* elements, for progress */
+    uint64_t total; /* elements of matrices and others, for progress */
     uint64_t done;
 } synth_job;
 

@@ -1,4 +1,4 @@
-/* A synthetic checkpoint as one GGUF file: matrices Q4_0, the rest f32. */
+/* A synthetic checkpoint as one GGUF file: matrices of the format asked for, the rest f32. */
 #include "synth.h"
 
 #include "checkpoint/gguf_write.h"
@@ -14,7 +14,14 @@ static void put_string(sl_gguf_writer *w, const char *key, const char *value) {
     sl_gguf_writer_str(w, key, value, strlen(value));
 }
 
-static void write_config(sl_gguf_writer *w, const synth_shape *s) {
+/* general.file_type of a file whose matrices are of a format; -1: none that is known. */
+static int file_type(sl_format_id id) {
+    static const int types[SL_FORMAT_COUNT] = {[SL_F16] = 1,  [SL_BF16] = 32, [SL_Q4_0] = 2, [SL_Q4_1] = 3,
+                                               [SL_Q5_0] = 8, [SL_Q5_1] = 9,  [SL_Q8_0] = 7, [SL_MXFP4] = 38};
+    return types[id] || id == SL_F32 ? types[id] : -1;
+}
+
+static void write_config(sl_gguf_writer *w, const synth_shape *s, sl_format_id format) {
     char arch[32], key[96];
     const char *from = s->arch;
     char *to = arch;
@@ -46,7 +53,8 @@ static void write_config(sl_gguf_writer *w, const synth_shape *s) {
                    {"rope.dimension_count", (int)(s->rotary * s->head_dim)}};
     put_string(w, "general.architecture", arch);
     put_string(w, "general.name", s->name);
-    sl_gguf_writer_int(w, "general.file_type", U32, 2); /* mostly Q4_0 */
+    if (file_type(format) >= 0)
+        sl_gguf_writer_int(w, "general.file_type", U32, file_type(format));
     sl_gguf_writer_int(w, "general.quantization_version", U32, 2);
     for (size_t i = 0; i < SL_COUNT(numbers); i++) {
         snprintf(key, sizeof key, "%s.%s", arch, numbers[i].key);
@@ -95,15 +103,16 @@ static void fill_floats(synth_job *job, size_t index, int64_t at, int64_t n, flo
 /* False once the writer has failed; finish says why. */
 static bool write_tensor(synth_job *job, sl_gguf_writer *w, size_t index, void *buffer) {
     const synth_tensor *t = &job->tensors[index];
+    const sl_format *f = sl_format_get(t->quantised ? job->format->format : SL_F32);
     int64_t all = synth_elements(t);
     bool ok = true;
     for (int64_t at = 0; ok && at < all; at += CHUNK) {
         int64_t n = sl_min_i64(CHUNK, all - at);
         if (t->quantised)
-            synth_fill_q4_0(job->random, index, at, n, t->deviation, buffer);
+            synth_fill_blocks(job->random, job->format->format, index, at, n, t->deviation, buffer);
         else
             fill_floats(job, index, at, n, buffer);
-        ok = sl_gguf_writer_data(w, buffer, t->quantised ? (size_t)n / 32 * 18 : (size_t)n * sizeof(float));
+        ok = sl_gguf_writer_data(w, buffer, (size_t)n / f->block_weights * f->block_bytes);
         ok = synth_progress(job, n) && ok;
     }
     return ok;
@@ -116,12 +125,12 @@ bool synth_write_gguf(synth_job *job, const char *path, sl_error *err) {
         sl_fail(err, SL_ERR_MEMORY, "out of memory for a buffer");
     bool ok = w != NULL;
     if (ok) {
-        write_config(w, job->shape);
+        write_config(w, job->shape, job->format->format);
         ok = write_tokenizer(w, job->tokenizer) || sl_fail(err, SL_ERR_MEMORY, "out of memory for the vocabulary");
     }
     if (ok) {
         for (size_t i = 0; i < job->count; i++)
-            sl_gguf_writer_tensor(w, job->tensors[i].gguf, job->tensors[i].quantised ? SL_Q4_0 : SL_F32,
+            sl_gguf_writer_tensor(w, job->tensors[i].gguf, job->tensors[i].quantised ? job->format->format : SL_F32,
                                   job->tensors[i].dims, job->tensors[i].shape);
         for (size_t i = 0; i < job->count && write_tensor(job, w, i, buffer); i++)
             continue;

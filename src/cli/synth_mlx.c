@@ -1,5 +1,5 @@
-/* A synthetic checkpoint as MLX writes it: a directory, matrices affine 4 bit in groups of 64 with bf16 scales and
- * biases, the rest bf16. */
+/* A synthetic checkpoint as MLX writes it: a directory, matrices affine in groups of 64 with bf16 scales and
+ * biases or mxfp4, the rest bf16. */
 #include "synth.h"
 
 #include "checkpoint/safetensors_write.h"
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { GROUP = 64, CHUNK = 1 << 21 /* elements, or groups */ };
+enum { CHUNK = 1 << 21 /* elements, or groups */ };
 
 /* ---- JSON files -------------------------------------------------------------------------------------------------- */
 
@@ -23,6 +23,11 @@ static bool write_json(const char *directory, const char *name, json_t *doc, sl_
     free(path);
     json_decref(doc);
     return ok;
+}
+
+static int code_bits(const synth_format *f) {
+    const sl_format *row = sl_format_get(f->format);
+    return (int)(row->block_bytes * 8 / row->block_weights);
 }
 
 static const struct {
@@ -81,10 +86,16 @@ static json_t *text_json(const synth_shape *s, const synth_tokenizer *t) {
     return c;
 }
 
-static json_t *config_json(const synth_shape *s, const synth_tokenizer *t) {
-    json_t *text = text_json(s, t),
-           *c = json_pack("{s:[s], s:s, s:{s:i, s:i}}", "architectures", class_of(s), "model_type", s->arch,
-                          "quantization", "group_size", GROUP, "bits", 4);
+static json_t *quantization_json(const synth_format *f) {
+    json_t *q = json_pack("{s:i, s:i}", "group_size", f->group, "bits", code_bits(f));
+    if (f->format == SL_MXFP4_SPLIT)
+        json_object_set_new(q, "mode", json_string("mxfp4"));
+    return q;
+}
+
+static json_t *config_json(const synth_shape *s, const synth_tokenizer *t, const synth_format *f) {
+    json_t *text = text_json(s, t), *c = json_pack("{s:[s], s:s, s:o}", "architectures", class_of(s), "model_type",
+                                                   s->arch, "quantization", quantization_json(f));
     if (!synth_is_nested(s)) {
         merge(c, text);
         return c;
@@ -141,12 +152,12 @@ static bool write_side_files(const synth_job *job, const char *directory, sl_err
     return write_json(directory, "tokenizer_config.json", tokenizer_config_json(t), err) &&
            write_json(directory, "generation_config.json", generation_json(t), err) &&
            write_json(directory, "tokenizer.json", tokenizer_json(t), err) &&
-           write_json(directory, "config.json", config_json(job->shape, t), err);
+           write_json(directory, "config.json", config_json(job->shape, t, job->format), err);
 }
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-static void declare(sl_safetensors_writer *w, const synth_tensor *t) {
+static void declare(sl_safetensors_writer *w, const synth_tensor *t, const synth_format *f) {
     char name[128];
     int64_t shape[3];
     memcpy(shape, t->shape, sizeof shape);
@@ -162,25 +173,32 @@ static void declare(sl_safetensors_writer *w, const synth_tensor *t) {
         sl_safetensors_writer_tensor(w, t->hf, t->logarithm ? "F32" : "BF16", t->kernel ? 3 : t->dims, shape);
         return;
     }
-    shape[t->dims - 1] = t->shape[t->dims - 1] / 8; /* eight codes a word */
+    bool affine = sl_format_is_affine(f->format);
+    shape[t->dims - 1] = t->shape[t->dims - 1] * code_bits(f) / 32; /* words */
     snprintf(name, sizeof name, "%s.weight", t->hf);
     sl_safetensors_writer_tensor(w, name, "U32", t->dims, shape);
-    shape[t->dims - 1] = t->shape[t->dims - 1] / GROUP;
+    shape[t->dims - 1] = t->shape[t->dims - 1] / f->group;
     snprintf(name, sizeof name, "%s.scales", t->hf);
-    sl_safetensors_writer_tensor(w, name, "BF16", t->dims, shape);
+    sl_safetensors_writer_tensor(w, name, affine ? "BF16" : "U8", t->dims, shape);
+    if (!affine)
+        return;
     snprintf(name, sizeof name, "%s.biases", t->hf);
     sl_safetensors_writer_tensor(w, name, "BF16", t->dims, shape);
 }
 
 /* Scales and biases are made together, twice: each pass writes one of them. */
-static bool write_side(synth_job *job, sl_safetensors_writer *w, size_t index, bool biases, uint16_t *buffer) {
+static bool write_side(synth_job *job, sl_safetensors_writer *w, size_t index, bool biases, void *buffer) {
     const synth_tensor *t = &job->tensors[index];
-    int64_t groups = synth_elements(t) / GROUP;
-    bool ok = true;
+    uint16_t *scales = buffer;
+    int64_t groups = synth_elements(t) / job->format->group;
+    bool affine = sl_format_is_affine(job->format->format), ok = true;
     for (int64_t at = 0; ok && at < groups; at += CHUNK) {
         int64_t n = sl_min_i64(CHUNK, groups - at);
-        synth_fill_affine(job->random, index, at, n, t->deviation, buffer, buffer + CHUNK);
-        ok = sl_safetensors_writer_data(w, biases ? buffer + CHUNK : buffer, (size_t)n * sizeof *buffer);
+        if (affine)
+            synth_fill_affine(job->random, index, at, n, t->deviation, scales, scales + CHUNK);
+        else
+            synth_fill_powers(job->random, index, at, n, t->deviation, buffer);
+        ok = sl_safetensors_writer_data(w, biases ? scales + CHUNK : scales, (size_t)n * (affine ? 2 : 1));
     }
     return ok;
 }
@@ -191,10 +209,11 @@ static bool write_quantised(synth_job *job, sl_safetensors_writer *w, size_t ind
     for (int64_t at = 0; ok && at < all; at += CHUNK) {
         int64_t n = sl_min_i64(CHUNK, all - at);
         synth_fill_codes(job->random, index, at, n, buffer);
-        ok = sl_safetensors_writer_data(w, buffer, (size_t)n / 2);
+        ok = sl_safetensors_writer_data(w, buffer, (size_t)(n / 8 * code_bits(job->format)));
         ok = synth_progress(job, n) && ok;
     }
-    return ok && write_side(job, w, index, false, buffer) && write_side(job, w, index, true, buffer);
+    return ok && write_side(job, w, index, false, buffer) &&
+           (!sl_format_is_affine(job->format->format) || write_side(job, w, index, true, buffer));
 }
 
 static bool write_float(synth_job *job, sl_safetensors_writer *w, size_t index, void *buffer) {
@@ -228,7 +247,7 @@ bool synth_write_mlx(synth_job *job, const char *directory, sl_error *err) {
     if (ok) {
         sl_safetensors_writer_meta(w, "format", "mlx");
         for (size_t i = 0; i < job->count; i++)
-            declare(w, &job->tensors[i]);
+            declare(w, &job->tensors[i], job->format);
         for (size_t i = 0; ok && i < job->count; i++)
             ok = job->tensors[i].quantised ? write_quantised(job, w, i, buffer) : write_float(job, w, i, buffer);
         ok = sl_safetensors_writer_finish(w, err);

@@ -8,7 +8,7 @@
 enum {
     PIECE = 1 << 15 /* elements per stream of random numbers; a multiple of every block */
 };
-static const double code_deviation = 2.7; /* in steps of a 4-bit code: 3 deviations reach the ends */
+static const double code_deviation = 2.7; /* in sixteenths of the codes' range: 3 deviations reach the ends */
 
 /* splitmix64. */
 static uint64_t next(uint64_t *state) {
@@ -38,11 +38,30 @@ static double normal_inverse(double p) {
     return low;
 }
 
-bool synth_random_open(synth_random *r, uint64_t seed, sl_error *err) {
-    *r = (synth_random){.seed = seed};
-    for (size_t i = 0; i < SL_COUNT(r->nibble); i++) {
-        double code = floor(8 + code_deviation * normal_inverse(((double)i + 0.5) / SL_COUNT(r->nibble)) + 0.5);
-        r->nibble[i] = (uint8_t)(code < 0 ? 0 : code > 15 ? 15 : code);
+/* Codes of equal steps around the middle. */
+static uint8_t step_code(const synth_random *r, double v) {
+    double code = floor(r->center + v / r->step + 0.5);
+    return (uint8_t)(code < 0 ? 0 : code > 2 * r->center - 1 ? 2 * r->center - 1 : code);
+}
+
+/* The e2m1 code whose value is nearest to v / r->step. */
+static uint8_t e2m1_code(const synth_random *r, double v) {
+    static const double value[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    uint8_t best = 0;
+    for (uint8_t i = 1; i < 8; i++)
+        if (fabs(fabs(v / r->step) - value[i]) < fabs(fabs(v / r->step) - value[best]))
+            best = i;
+    return (uint8_t)(best | (v < 0 ? 8 : 0));
+}
+
+bool synth_random_open(synth_random *r, uint64_t seed, sl_format_id format, sl_error *err) {
+    bool affine = sl_format_is_affine(format), e2m1 = format == SL_MXFP4_SPLIT;
+    *r = (synth_random){.seed = seed, .bits = affine ? sl_format_get(format)->bits : 4};
+    r->center = 1 << (r->bits - 1);
+    r->step = e2m1 ? 0.5 : 8 / (code_deviation * r->center);
+    for (size_t i = 0; i < SL_COUNT(r->code); i++) {
+        double v = normal_inverse(((double)i + 0.5) / SL_COUNT(r->code));
+        r->code[i] = e2m1 ? e2m1_code(r, v) : step_code(r, v);
     }
     r->pool = sl_pool_new(sl_cpu_count(), err);
     return r->pool != NULL;
@@ -53,12 +72,22 @@ void synth_random_close(synth_random *r) {
     r->pool = NULL;
 }
 
-/* n codes, two a byte, low half first; n is even. One random word gives four (12 bits each, 16 unused). */
+/* n codes of four bits, two a byte, low half first; n is even. One random word gives four (12 bits each, 16 unused). */
 static void fill_nibbles(const synth_random *r, uint64_t *state, int64_t n, uint8_t *out) {
     for (int64_t i = 0; i + 4 <= n; i += 4) {
         uint64_t x = next(state);
-        out[i / 2] = (uint8_t)(r->nibble[x & 4095] | r->nibble[(x >> 12) & 4095] << 4);
-        out[i / 2 + 1] = (uint8_t)(r->nibble[(x >> 24) & 4095] | r->nibble[(x >> 36) & 4095] << 4);
+        out[i / 2] = (uint8_t)(r->code[x & 4095] | r->code[(x >> 12) & 4095] << 4);
+        out[i / 2 + 1] = (uint8_t)(r->code[(x >> 24) & 4095] | r->code[(x >> 36) & 4095] << 4);
+    }
+}
+
+/* Of other widths: a stream of bits, eight codes at a time. */
+static void fill_stream(const synth_random *r, uint64_t *state, int64_t n, uint8_t *out) {
+    for (int64_t i = 0; i + 8 <= n; i += 8, out += r->bits) {
+        uint64_t x[2] = {next(state), next(state)}, eight = 0;
+        for (int k = 0; k < 8; k++)
+            eight |= (uint64_t)r->code[x[k / 4] >> 12 * (k % 4) & 4095] << r->bits * k;
+        memcpy(out, &eight, (size_t)r->bits);
     }
 }
 
@@ -79,6 +108,7 @@ typedef struct fill {
     uint8_t *bytes;
     uint16_t *scales, *biases;
     float *floats;
+    const sl_format *format;
 } fill;
 
 /* Pieces of the tensor, not of the call, have the streams: a tensor is the same however it is cut. `first` is a
@@ -93,7 +123,7 @@ static void q4_0_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
         uint64_t state = stream(f->r, f->index, (uint64_t)(f->first / PIECE + p), 1);
         for (int64_t i = p * PIECE; i < piece_end(f, p); i += 32) {
             uint8_t *block = f->bytes + i / 32 * 18;
-            uint16_t scale = sl_f32_to_f16((float)(f->deviation / code_deviation * jitter(next(&state))));
+            uint16_t scale = sl_f32_to_f16((float)(f->deviation * f->r->step * jitter(next(&state))));
             memcpy(block, &scale, 2);
             fill_nibbles(f->r, &state, 32, block + 2);
         }
@@ -104,7 +134,12 @@ static void code_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
     const fill *f = ctx;
     for (int64_t p = begin; p < end; p++) {
         uint64_t state = stream(f->r, f->index, (uint64_t)(f->first / PIECE + p), 1);
-        fill_nibbles(f->r, &state, piece_end(f, p) - p * PIECE, f->bytes + p * PIECE / 2);
+        int64_t n = piece_end(f, p) - p * PIECE;
+        uint8_t *out = f->bytes + p * PIECE / 8 * f->r->bits;
+        if (f->r->bits == 4)
+            fill_nibbles(f->r, &state, n, out);
+        else
+            fill_stream(f->r, &state, n, out);
     }
 }
 
@@ -113,21 +148,52 @@ static void affine_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t p = begin; p < end; p++) {
         uint64_t state = stream(f->r, f->index, (uint64_t)(f->first / PIECE + p), 2);
         for (int64_t i = p * PIECE; i < piece_end(f, p); i++) {
-            float scale = (float)(f->deviation / code_deviation * jitter(next(&state)));
+            float scale = (float)(f->deviation * f->r->step * jitter(next(&state)));
             f->scales[i] = sl_f32_to_bf16(scale);
-            f->biases[i] = sl_f32_to_bf16(-8.0f * sl_bf16_to_f32(f->scales[i]));
+            f->biases[i] = sl_f32_to_bf16((float)-f->r->center * sl_bf16_to_f32(f->scales[i]));
         }
     }
 }
 
+/* One of the two powers around the scale, so that it is met on the average. */
+static void power_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
+    const fill *f = ctx;
+    int exponent;
+    double over = 2 * frexp(f->deviation * f->r->step, &exponent) - 1; /* 0 .. 1: how far towards the next */
+    for (int64_t p = begin; p < end; p++) {
+        uint64_t state = stream(f->r, f->index, (uint64_t)(f->first / PIECE + p), 2);
+        for (int64_t i = p * PIECE; i < piece_end(f, p); i++)
+            f->bytes[i] = (uint8_t)(127 + exponent - (uniform(&state) < over ? 0 : 1));
+    }
+}
+
+static float normal(const fill *f, uint64_t *state) {
+    const double turn = 6.283185307179586;
+    return (float)(f->mean + f->deviation * sqrt(-2 * log(uniform(state))) * cos(turn * uniform(state)));
+}
+
 static void float_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
     const fill *f = ctx;
-    const double turn = 6.283185307179586;
     for (int64_t p = begin; p < end; p++) {
         uint64_t state = stream(f->r, f->index, (uint64_t)(f->first / PIECE + p), 1);
         for (int64_t i = p * PIECE; i < piece_end(f, p); i++)
-            f->floats[i] =
-                (float)(f->mean + f->deviation * sqrt(-2 * log(uniform(&state))) * cos(turn * uniform(&state)));
+            f->floats[i] = normal(f, &state);
+    }
+}
+
+/* Blocks of any format with a quantiser. */
+static void block_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
+    const fill *f = ctx;
+    enum { SOME = 256 };
+    float x[SOME];
+    for (int64_t p = begin; p < end; p++) {
+        uint64_t state = stream(f->r, f->index, (uint64_t)(f->first / PIECE + p), 1);
+        for (int64_t at = p * PIECE; at < piece_end(f, p); at += SOME) {
+            int64_t n = sl_min_i64(SOME, piece_end(f, p) - at);
+            for (int64_t i = 0; i < n; i++)
+                x[i] = normal(f, &state);
+            f->format->quantize(x, n, f->bytes + at / f->format->block_weights * f->format->block_bytes);
+        }
     }
 }
 
@@ -136,9 +202,11 @@ static void run(synth_random *r, fill *f, sl_pool_fn fn) {
     sl_pool_run(r->pool, (f->n + PIECE - 1) / PIECE, 1, fn, f);
 }
 
-void synth_fill_q4_0(synth_random *r, uint64_t index, int64_t first, int64_t n, double deviation, uint8_t *out) {
+void synth_fill_blocks(synth_random *r, sl_format_id format, uint64_t index, int64_t first, int64_t n, double deviation,
+                       uint8_t *out) {
     fill f = {.index = index, .first = first, .n = n, .deviation = deviation, .bytes = out};
-    run(r, &f, q4_0_pieces);
+    f.format = sl_format_get(format);
+    run(r, &f, format == SL_Q4_0 ? q4_0_pieces : block_pieces);
 }
 
 void synth_fill_codes(synth_random *r, uint64_t index, int64_t first, int64_t n, uint8_t *out) {
@@ -150,6 +218,11 @@ void synth_fill_affine(synth_random *r, uint64_t index, int64_t first, int64_t n
                        uint16_t *biases) {
     fill f = {.index = index, .first = first, .n = n, .deviation = deviation, .scales = scales, .biases = biases};
     run(r, &f, affine_pieces);
+}
+
+void synth_fill_powers(synth_random *r, uint64_t index, int64_t first, int64_t n, double deviation, uint8_t *scales) {
+    fill f = {.index = index, .first = first, .n = n, .deviation = deviation, .bytes = scales};
+    run(r, &f, power_pieces);
 }
 
 void synth_fill_float(synth_random *r, uint64_t index, int64_t first, int64_t n, double mean, double deviation,

@@ -289,6 +289,31 @@ def test_synth_is_the_same_for_a_seed_and_runs_in_both_formats(run, tmp_path):
         assert doc["completion_tokens"] == 8
 
 
+SYNTH_FORMATS = [f"{f}-gguf" for f in ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4"]] + \
+    [f"mlx{bits}" for bits in (2, 3, 4, 5, 6, 8)] + ["mlx-mxfp4"]
+
+
+def test_synth_lists_its_formats(run):
+    said = run("synth", "tiny-qwen3-moe", "x", "--format", "?", check=False).stderr
+    assert all(f in said for f in SYNTH_FORMATS) and said.count("|") == len(SYNTH_FORMATS) - 1
+
+
+@pytest.mark.parametrize("name", SYNTH_FORMATS)
+def test_synth_writes_every_format_and_it_runs(run, tmp_path, name):
+    """info names the format; the two numeric modes predict nearly the same, so no format is read wrongly by either."""
+    model, other = (tmp_path / f"{n}.gguf" if name.endswith("gguf") else tmp_path / n for n in "ab")
+    run("synth", "tiny-qwen3-moe", model, "--format", name, "--seed", 3)
+    run("synth", "tiny-qwen3-moe", other, "--format", name, "--seed", 3)
+    files = [p / "model.safetensors" if p.is_dir() else p for p in (model, other)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    row = {"mlx-mxfp4": "mxfp4_split"}.get(name, name.removesuffix("-gguf").replace("mlx", "affine"))
+    assert row.lower() in [f.strip().lower() for f in info(run, model)["formats"].split(",")]
+    (tmp_path / "text").write_text("one two three four five six seven eight nine ten " * 4)
+    run("eval", model, tmp_path / "text", "--numeric", "exact", "--record", tmp_path / "r")
+    doc = json.loads(run("eval", model, tmp_path / "text", "--reference", tmp_path / "r", "--json").stdout)
+    assert doc["kl_mean"] < 0.005, doc
+
+
 def test_synth_takes_layers_and_experts(run, tmp_path):
     run("synth", "tiny-qwen3-moe", tmp_path / "m.gguf", "--layers", 3, "--experts", 16)
     i = info(run, tmp_path / "m.gguf")

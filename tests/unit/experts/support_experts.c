@@ -291,7 +291,8 @@ sl_reader *reader_plain(void) {
 
 bool store_try(store *s, const model *m, const store_spec *spec, sl_reader *reader, sl_error *err) {
     *s = (store){.m = m};
-    s->mem = sl_mem_new(spec->budget ? spec->budget : 1u << 30, spec->slab_bytes ? spec->slab_bytes : 65536, err);
+    uint64_t budget = spec->budget ? spec->budget : 1u << 30, slab = spec->slab_bytes ? spec->slab_bytes : 65536;
+    s->mem = spec->pieces ? sl_mem_new_gathered(budget, slab, spec->pieces, err) : sl_mem_new(budget, slab, err);
     assert_non_null(s->mem);
     sl_experts_options o = {.layers = m->layer,
                             .layer_count = m->spec.layers,

@@ -89,6 +89,7 @@ sl_reader *reader_plain(void); /* pread, buffered: exists everywhere; one thread
 typedef struct store_spec {
     int32_t top_k, max_slots;
     uint64_t budget, slab_bytes; /* 0: 1 GiB, 64 KiB */
+    int pieces;                  /* > 0: slabs are gathered in so many mappings */
     uint64_t max_bytes;
     bool prefetch;
     sl_log log;

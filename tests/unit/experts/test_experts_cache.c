@@ -375,6 +375,60 @@ static void a_cache_below_one_tokens_demand_is_said_once(void **state) {
     model_free(&m);
 }
 
+static void check_seen(const store *s, int32_t layer, const sl_expert_peek *peek) {
+    static sl_expert_view views[64];
+    int32_t n = s->source.resident(s->source.self, layer, views, 64);
+    for (int32_t i = 0; i < n; i++)
+        for (int p = 0; p < SL_EXPERT_PARTS; p++) {
+            bool inside = !views[i].part[p];
+            for (int32_t b = 0; b < peek->blocks; b++)
+                inside |= (uintptr_t)views[i].part[p] - (uintptr_t)peek->block[b] < peek->block_bytes;
+            assert_true(inside);
+        }
+}
+
+/* However many slabs: a device that is bound 16 pieces of memory sees every slot; and is told when a layer changed. */
+static void a_device_sees_all_slots_in_few_pieces(void **state) {
+    rng r = rng_start("pieces");
+    model m;
+    model_make(&m, &(model_spec){1, 2, 40, 1, 35000, 40000, true, true}, &r); /* one slot a slab */
+    for (int scattered = 0; scattered < 2; scattered++) {
+        store s;
+        store_make(&s, &m, &(store_spec){.top_k = 4, .budget = 60 * 65536, .pieces = scattered ? 0 : SL_PEEK_BLOCKS},
+                   reader_plain());
+        int32_t ids[30];
+        for (int32_t i = 0; i < 30; i++)
+            ids[i] = i;
+        sl_expert_peek peek;
+        uint64_t before[2], after[2];
+        assert_int_equal(store_run(&s, 0, ids, 30, SL_ORDER_READY, 4), 0);
+        assert_int_equal(store_run(&s, 1, ids, 30, SL_ORDER_READY, 4), 0);
+        assert_true(s.source.peek(s.source.self, 0, &peek));
+        assert_int_equal(peek.blocks > 0, !scattered);
+        if (!scattered) {
+            check_seen(&s, 0, &peek);
+            check_seen(&s, 1, &peek);
+        }
+        for (int32_t i = 0; i < 2; i++)
+            before[i] = s.source.generation(s.source.self, i);
+        assert_int_equal(store_run(&s, 1, ids, 30, SL_ORDER_READY, 4), 0); /* all there: nothing moves */
+        for (int32_t i = 0; i < 2; i++)
+            assert_int_equal(s.source.generation(s.source.self, i), before[i]);
+        int32_t other = 35; /* of layer 1; the oldest, one of layer 0's, goes */
+        assert_int_equal(store_run(&s, 1, &other, 1, SL_ORDER_READY, 4), 0);
+        for (int32_t i = 0; i < 2; i++) {
+            after[i] = s.source.generation(s.source.self, i);
+            assert_true(after[i] > before[i]);
+        }
+        assert_true(sl_experts_shrink(s.e, 1) == 1); /* slabs go: every layer's table is another */
+        for (int32_t i = 0; i < 2; i++)
+            assert_true(s.source.generation(s.source.self, i) > after[i]);
+        assert_int_equal(s.source.generation(s.source.self, 2), 0);
+        store_free(&s);
+    }
+    model_free(&m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(least_recently_used_goes_first),
@@ -387,6 +441,7 @@ int main(void) {
         cmocka_unit_test(shrinking_takes_the_least_recent_slab_and_waits_for_reads),
         cmocka_unit_test(a_sweep_larger_than_the_cache_still_hits),
         cmocka_unit_test(a_cache_below_one_tokens_demand_is_said_once),
+        cmocka_unit_test(a_device_sees_all_slots_in_few_pieces),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -166,10 +166,23 @@ static void put_swizzle(tr *m, size_t i) {
 
 /* ---- names ------------------------------------------------------------------------------------------------------- */
 
+/* `kernel` and `coherent` are names too (of a filter's weights): behind a type, or where no declaration follows. */
+static bool is_plain_name(const tr *m, size_t i) {
+    const msl_token *next = msl_at(m, i + 1);
+    if (msl_is(next, "(") && msl_here(m, i, "coherent"))
+        return false;
+    if (!msl_attribute_at(m, i + 1))
+        return next->kind != MSL_NAME;
+    const msl_token *before = i ? msl_at(m, i - 1) : NULL;
+    return before && (msl_is(before, "*") || msl_is(before, "&") || before->kind == MSL_NAME);
+}
+
 /* Words that are dropped. */
-static bool erased(const msl_token *t) {
-    static const char *const words[] = {"device", "thread", "threadgroup", "register", "kernel", "coherent", NULL};
-    return msl_among(t, words);
+static bool erased(const tr *m, size_t i) {
+    static const char *const words[] = {"device", "thread", "threadgroup", "register", NULL};
+    static const char *const names[] = {"kernel", "coherent", NULL};
+    const msl_token *t = msl_at(m, i);
+    return msl_among(t, words) || (msl_among(t, names) && !is_plain_name(m, i));
 }
 
 static void put_constant(tr *m, size_t i) {
@@ -198,7 +211,7 @@ static void put_name(tr *m, size_t i) {
         return;
     if (msl_is(t, "constant")) {
         put_constant(m, i);
-    } else if (erased(t)) {
+    } else if (erased(m, i)) {
         return;
     } else if (at_swizzle(m, i)) {
         put_swizzle(m, i);

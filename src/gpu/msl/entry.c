@@ -175,10 +175,10 @@ static void put_argument(tr *m, const msl_parameter *p, int slot) {
 static void put_cuda_parameters(tr *m, const msl_kernel *k) {
     const char *comma = "";
     for (size_t i = 0; i < k->arg_count; i++) {
-        const sl_gpu_arg *a = &k->args[i].arg;
-        if (i && k->args[i - 1].arg.slot == a->slot && k->args[i - 1].arg.kind != SL_GPU_ARG_THREADGROUP)
-            continue; /* alternatives of one slot */
+        const sl_gpu_arg *a = &k->args[i].arg, *last = i ? &k->args[i - 1].arg : NULL;
         bool memory = a->kind == SL_GPU_ARG_THREADGROUP;
+        if (last && last->slot == a->slot && (last->kind == SL_GPU_ARG_THREADGROUP) == memory)
+            continue; /* alternatives of one slot */
         sl_buf_printf(&m->out, "%s%s%d", comma, memory ? "unsigned msl_t" : "void *msl_b", a->slot);
         comma = ", ";
     }

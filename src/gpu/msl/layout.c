@@ -164,6 +164,14 @@ static const struct {
                {"size_t", 8},     {"ptrdiff_t", 8},   {"unsigned", 4},     {"signed", 4},      {"void", 1},
                {"atomic_int", 4}, {"atomic_uint", 4}, {"atomic_float", 4}, {"atomic_bool", 4}, {"atomic_ulong", 8}};
 
+/* The API's structs of 32-bit members (prelude/shared.h). */
+static const struct {
+    const char *name;
+    uint8_t size;
+} records_of_api[] = {{"MTLDispatchThreadgroupsIndirectArguments", 12},  {"MTLDispatchThreadsIndirectArguments", 24},
+                      {"MTLStageInRegionIndirectArguments", 24},         {"MTLDrawPrimitivesIndirectArguments", 16},
+                      {"MTLDrawIndexedPrimitivesIndirectArguments", 20}, {"MTLDrawPatchIndirectArguments", 16}};
+
 static unsigned scalar_size(const char *name, size_t n) {
     for (size_t i = 0; i < SL_COUNT(scalars); i++)
         if (strlen(scalars[i].name) == n && memcmp(scalars[i].name, name, n) == 0)
@@ -176,14 +184,23 @@ static msl_layout vector_layout(uint64_t element, uint64_t n, bool packed) {
     return (msl_layout){element * lanes, packed ? element : element * lanes};
 }
 
-/* float4, packed_half3, half4x4, simd_float4. */
+/* float4, packed_half3, half4x4, simd_float4, matrix_float3x3. */
 static msl_layout built_in(const msl_token *t) {
+    static const char *const prefixes[] = {"packed_", "simd_", "vector_", "matrix_"};
     const char *s = t->text;
     size_t n = t->size;
     bool packed = n > 7 && memcmp(s, "packed_", 7) == 0;
-    bool simd = n > 5 && memcmp(s, "simd_", 5) == 0;
-    s += packed ? 7 : simd ? 5 : 0;
-    n -= packed ? 7 : simd ? 5 : 0;
+    for (size_t i = 0; i < SL_COUNT(records_of_api); i++)
+        if (msl_is(t, records_of_api[i].name))
+            return (msl_layout){records_of_api[i].size, 4};
+    for (size_t i = 0; i < SL_COUNT(prefixes); i++) {
+        size_t length = strlen(prefixes[i]);
+        if (n > length && memcmp(s, prefixes[i], length) == 0) {
+            s += length;
+            n -= length;
+            break;
+        }
+    }
     unsigned size = scalar_size(s, n);
     if (size)
         return (msl_layout){size, size};
@@ -382,6 +399,16 @@ static msl_layout words(const tr *m, msl_range type) {
     return (msl_layout){size, size};
 }
 
+/* `enum a : b`, `enum a`. */
+static msl_layout enum_layout(const scope *s, msl_range type) {
+    for (size_t i = type.begin; i < type.end; i++)
+        if (msl_here(s->m, i, ":")) {
+            scope inner = inside(s, s->binding);
+            return layout_of(&inner, (msl_range){i + 1, type.end});
+        }
+    return (msl_layout){4, 4};
+}
+
 static msl_layout layout_of(const scope *s, msl_range type) {
     const tr *m = s->m;
     type = msl_trim(m, type);
@@ -390,6 +417,8 @@ static msl_layout layout_of(const scope *s, msl_range type) {
         return (msl_layout){0, 0};
     if (msl_here(m, type.end - 1, "*"))
         return (msl_layout){8, 8};
+    if (msl_here(m, type.begin, "enum"))
+        return enum_layout(s, type);
     if (n == 1)
         return named(s, type, (msl_range){0, 0});
     if (msl_here(m, type.begin + 1, "<") && msl_behind_angle(m, type.begin + 1, type.end) == type.end)

@@ -250,15 +250,25 @@ static bool open_conditional(msl_preprocessor *p, const msl_token *at, bool taki
 /* ---- lines ------------------------------------------------------------------------------------------------------- */
 
 typedef struct line {
-    const msl_token *at; /* the `#` */
+    msl_token at; /* the `#` */
     const msl_token *word;
     const msl_token *rest;
     size_t count; /* of rest */
 } line;
 
+/* The token, where #line says that it is. */
+static msl_token placed(const msl_input *in, const msl_token *t) {
+    msl_token x = *t;
+    int64_t at = in->shift + t->line;
+    x.line = at < 1 ? 1 : at > INT32_MAX ? INT32_MAX : (uint32_t)at;
+    if (in->named)
+        x.file = (uint16_t)(in->named - 1);
+    return x;
+}
+
 /* The directive at the top file's next token, which is moved past it. */
 static line read_line(msl_input *in) {
-    line l = {.at = &in->at[in->next++]};
+    line l = {.at = placed(in, &in->at[in->next++])};
     size_t end = in->next;
     while (end < in->count && !(in->at[end].flags & MSL_BOL))
         end++;
@@ -282,17 +292,17 @@ static bool word_is(const line *l, const char *s) {
 static bool next_branch(msl_preprocessor *p, const line *l) {
     const msl_input *in = &p->input[p->inputs - 1];
     if (p->conditional_count <= in->conditionals)
-        return msl_error_at(p->s, l->at, "#%.*s without #if", (int)l->word->size, l->word->text);
+        return msl_error_at(p->s, &l->at, "#%.*s without #if", (int)l->word->size, l->word->text);
     msl_conditional *c = &p->conditionals[p->conditional_count - 1];
     if (word_is(l, "endif")) {
         p->conditional_count--;
         return true;
     }
     if (c->last)
-        return msl_error_at(p->s, l->at, "#%.*s after #else", (int)l->word->size, l->word->text);
+        return msl_error_at(p->s, &l->at, "#%.*s after #else", (int)l->word->size, l->word->text);
     c->last = word_is(l, "else");
     bool value = c->last;
-    if (!c->last && !c->taken && !condition(p, l->rest, l->count, l->at, &value))
+    if (!c->last && !c->taken && !condition(p, l->rest, l->count, &l->at, &value))
         return false;
     c = &p->conditionals[p->conditional_count - 1];
     c->taking = value && !c->taken;
@@ -326,20 +336,59 @@ static bool skip_branch(msl_preprocessor *p) {
 static bool begin_if(msl_preprocessor *p, const line *l) {
     bool value;
     if (word_is(l, "if")) {
-        if (!condition(p, l->rest, l->count, l->at, &value))
+        if (!condition(p, l->rest, l->count, &l->at, &value))
             return false;
     } else {
         if (!l->count || l->rest[0].kind != MSL_NAME)
-            return msl_error_at(p->s, l->at, "#%.*s needs a name", (int)l->word->size, l->word->text);
+            return msl_error_at(p->s, &l->at, "#%.*s needs a name", (int)l->word->size, l->word->text);
         value = (msl_macro_find(p, &l->rest[0]) != NULL) == word_is(l, "ifdef");
     }
-    return open_conditional(p, l->at, value) && (value || skip_branch(p));
+    return open_conditional(p, &l->at, value) && (value || skip_branch(p));
 }
 
 static bool pragma_once(msl_preprocessor *p, const line *l) {
     msl_source *s = p->s;
     if (p->once_count < MSL_MAX_FILES)
-        p->once[p->once_count++] = s->names[l->at->file];
+        p->once[p->once_count++] = s->names[l->word->file];
+    return true;
+}
+
+/* Index of a file's name; -1: an error. */
+static int name_file(msl_preprocessor *p, const msl_token *quoted, const msl_token *at) {
+    char *name = msl_copy(&p->s->arena, quoted->text + 1, quoted->size - 2);
+    if (!name) {
+        msl_no_memory(p->s);
+        return -1;
+    }
+    for (int i = 0; i < p->s->files; i++)
+        if (strcmp(p->s->names[i], name) == 0)
+            return i;
+    return add_file(p, name, at);
+}
+
+/* `#line N "file"`, macros expanded: the next line is line N of that file, for messages. */
+static bool renumber(msl_preprocessor *p, const msl_token *t, size_t n, const msl_token *at) {
+    msl_input *in = &p->input[p->inputs - 1];
+    int64_t physical = (int64_t)at->line - in->shift, number = 0;
+    msl_tokens full = {0};
+    bool ok = msl_expand_list(p, t, n, &full);
+    const msl_token *first = full.at;
+    bool decimal = ok && full.count && first->kind == MSL_NUMBER && first->size < 11;
+    for (uint32_t i = 0; decimal && i < first->size; i++) {
+        decimal = first->text[i] >= '0' && first->text[i] <= '9';
+        number = number * 10 + (first->text[i] - '0');
+    }
+    bool named = ok && full.count > 1 && first[1].kind == MSL_STRING && first[1].size >= 2;
+    if (ok && (!decimal || number > INT32_MAX || (full.count > 1 && !named)))
+        ok = msl_error_at(p->s, at, "#line needs a number below 2^31, then nothing or a \"file\"");
+    int file = ok && named ? name_file(p, &first[1], at) : 0;
+    free(full.at);
+    if (!ok || file < 0)
+        return false;
+    in = &p->input[p->inputs - 1];
+    in->shift = number - (physical + 1);
+    if (named)
+        in->named = file + 1;
     return true;
 }
 
@@ -347,8 +396,12 @@ static bool pragma_once(msl_preprocessor *p, const line *l) {
 static bool directive(msl_preprocessor *p, msl_token *kept) {
     line l = read_line(&p->input[p->inputs - 1]);
     kept->kind = MSL_END;
-    if (!l.word || l.word->kind == MSL_NUMBER || word_is(&l, "line") || word_is(&l, "ident") || word_is(&l, "warning"))
+    if (!l.word || word_is(&l, "ident") || word_is(&l, "warning"))
         return true;
+    if (word_is(&l, "line"))
+        return renumber(p, l.rest, l.count, &l.at);
+    if (l.word->kind == MSL_NUMBER) /* what another preprocessor leaves: `# 1 "file" 2` */
+        return renumber(p, l.word, l.count + 1, &l.at);
     if (word_is(&l, "if") || word_is(&l, "ifdef") || word_is(&l, "ifndef"))
         return begin_if(p, &l);
     if (word_is(&l, "elif") || word_is(&l, "else") || word_is(&l, "endif")) {
@@ -358,23 +411,23 @@ static bool directive(msl_preprocessor *p, msl_token *kept) {
         return p->conditional_count < before || p->conditionals[before - 1].taking || skip_branch(p);
     }
     if (word_is(&l, "define"))
-        return msl_macro_define(p, l.rest, l.count, l.at);
+        return msl_macro_define(p, l.rest, l.count, &l.at);
     if (word_is(&l, "undef")) {
         if (l.count)
             msl_macro_undefine(p, &l.rest[0]);
         return true;
     }
     if (word_is(&l, "include") || word_is(&l, "import"))
-        return include(p, l.rest, l.count, l.at);
+        return include(p, l.rest, l.count, &l.at);
     if (word_is(&l, "error"))
-        return msl_error_at(p->s, l.at, "#error%s%.*s", l.count ? " " : "", l.count ? (int)l.rest[0].size : 0,
+        return msl_error_at(p->s, &l.at, "#error%s%.*s", l.count ? " " : "", l.count ? (int)l.rest[0].size : 0,
                             l.count ? l.rest[0].text : "");
     if (!word_is(&l, "pragma"))
-        return msl_error_at(p->s, l.at, "directive #%.*s is unknown", (int)l.word->size, l.word->text);
+        return msl_error_at(p->s, &l.at, "directive #%.*s is unknown", (int)l.word->size, l.word->text);
     if (l.count && msl_is(&l.rest[0], "once"))
         return pragma_once(p, &l);
     if (l.count)
-        *kept = l.rest[0];
+        *kept = placed(&p->input[p->inputs - 1], &l.rest[0]);
     return true;
 }
 
@@ -401,7 +454,7 @@ bool msl_raw(msl_preprocessor *p, msl_token *out) {
             if (out->kind == MSL_PRAGMA)
                 return true;
         } else if (in->next < in->count) {
-            *out = in->at[in->next++];
+            *out = in->file ? placed(in, &in->at[in->next++]) : in->at[in->next++];
             return true;
         } else if (in->barrier) {
             break;

@@ -21,6 +21,8 @@ typedef struct msl_input {
     char *dir;        /* of a file: where its own includes are looked for first */
     bool file, barrier;
     int conditionals; /* open when the file began */
+    int64_t shift;    /* #line: added to lines */
+    int named;        /* #line: index of the file's name + 1; 0: as it was read */
 } msl_input;
 
 typedef struct msl_conditional {

@@ -167,7 +167,8 @@ msl_range msl_trim(const tr *m, msl_range r) {
             r.begin = skipped;
         else if (is_qualifier(msl_at(m, r.begin)) || msl_here(m, r.begin, "::"))
             r.begin++;
-        else if (msl_here(m, r.begin, "metal") && msl_here(m, r.begin + 1, "::") && r.begin + 2 < r.end)
+        else if ((msl_here(m, r.begin, "metal") || msl_here(m, r.begin, "simd")) && msl_here(m, r.begin + 1, "::") &&
+                 r.begin + 2 < r.end)
             r.begin += 2;
         else
             break;

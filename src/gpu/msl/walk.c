@@ -86,6 +86,16 @@ static bool enumerators(tr *m, size_t open) {
     return true;
 }
 
+/* `enum a : b { .. };` or `typedef enum a { .. } c;` through `;`; word: `enum`. */
+static bool enumeration(tr *m, size_t i, size_t word, size_t end) {
+    static const msl_range none = {0, 0};
+    size_t open = find_before(m, word, end, "{"), name = word + 1;
+    name += msl_here(m, name, "class") || msl_here(m, name, "struct");
+    msl_range range = {word, open};
+    return enumerators(m, open) && (!msl_name_at(m, name) || declare_type(m, none, name, range)) &&
+           (i == word || !msl_name_at(m, end - 2) || declare_type(m, none, end - 2, range));
+}
+
 static bool is_record_word(const tr *m, size_t i) {
     return msl_here(m, i, "struct") || msl_here(m, i, "class") || msl_here(m, i, "union");
 }
@@ -123,12 +133,30 @@ static bool declare_record(tr *m, msl_range head, size_t i, size_t open, size_t 
     return msl_declare(m, &s);
 }
 
+/* `typedef enum a : int b;`, as headers write that are shared with a host program: C++ has no such declaration. */
+static bool opaque_enum(const tr *m, size_t i, size_t end) {
+    return msl_here(m, i, "typedef") && msl_here(m, i + 1, "enum") && end > i + 6 && msl_name_at(m, i + 2) &&
+           msl_here(m, i + 3, ":") && find_before(m, i, end, "{") >= end;
+}
+
+static bool put_opaque_enum(tr *m, size_t i, size_t end) {
+    const msl_token *tag = msl_at(m, i + 2), *name = msl_at(m, end - 2);
+    if (!msl_emit(m, i + 1, end - 2))
+        return false;
+    msl_put(m, i, ";");
+    if (!msl_same(tag, name))
+        msl_put(m, i, "typedef %.*s %.*s;", (int)tag->size, tag->text, (int)name->size, name->text);
+    return true;
+}
+
 /* `using a = b;`, `typedef b a;` and `typedef struct { .. } a;`, all through `;`. */
 static bool alias(tr *m, msl_range head, size_t i, size_t end) {
     if (msl_here(m, i, "using") && msl_name_at(m, i + 1) && msl_here(m, i + 2, "="))
         return declare_type(m, head, i + 1, (msl_range){i + 3, end - 1});
     if (!msl_here(m, i, "typedef") || end < i + 4 || !msl_name_at(m, end - 2))
         return true;
+    if (opaque_enum(m, i, end))
+        return declare_type(m, head, end - 2, (msl_range){i + 4, end - 2});
     size_t open = is_record_word(m, i + 1) ? record_body(m, i + 1, end) : end;
     if (open >= end)
         return declare_type(m, head, end - 2, (msl_range){i + 1, end - 2});
@@ -300,17 +328,9 @@ static bool copied_statement(const tr *m, size_t i) {
 static bool statement(tr *m, const walk *w, msl_range head, size_t i, size_t *next) {
     size_t at;
     *next = behind_semicolon(m, i, w->end);
-    if (msl_here(m, i, "enum")) {
-        size_t open = find_before(m, i, *next, "{");
-        size_t name = i + 1;
-        if (open < *next && !enumerators(m, open))
-            return false;
-        if (msl_here(m, name, "class") || msl_here(m, name, "struct"))
-            name++;
-        size_t colon = find_before(m, i, open, ":");
-        static const msl_range none = {0, 0};
-        if (msl_name_at(m, name) && open < *next && colon < open &&
-            !declare_type(m, none, name, (msl_range){colon + 1, open}))
+    size_t word = msl_here(m, i, "typedef") ? i + 1 : i;
+    if (msl_here(m, word, "enum") && find_before(m, word, *next, "{") < *next) {
+        if (!enumeration(m, i, word, *next))
             return false;
     } else if (!alias(m,
                       (msl_range){head.begin < head.end ? head.begin + 2 : 0, head.begin < head.end ? head.end - 1 : 0},
@@ -319,6 +339,8 @@ static bool statement(tr *m, const walk *w, msl_range head, size_t i, size_t *ne
     }
     if (msl_refused_in(m, i, *next, &at))
         return true;
+    if (opaque_enum(m, i, *next))
+        return put_opaque_enum(m, i, *next);
     size_t open = msl_here(m, i, "typedef") && is_record_word(m, i + 1) ? record_body(m, i + 1, *next) : *next;
     if (open >= *next)
         return msl_emit(m, head.begin, head.end) && msl_emit(m, i, *next);

@@ -87,6 +87,35 @@ static void reserved_and_global_names(void **state) {
           ":: b ;");
 }
 
+static void kernel_and_coherent_are_names_too(void **state) {
+    (void)state;
+    check("kernel void f(device const float *kernel [[buffer(0)]], device float *o, uint i "
+          "[[thread_position_in_grid]]) { o[i] = kernel[i] * kernel[0]; float coherent = 1; o[0] = coherent; }",
+          "MSL_FN void f ( const float * kernel , float * o , uint i ) { o [ i ] = kernel [ i ] * kernel [ 0 ] ; float "
+          "coherent = 1 ; o [ 0 ] = coherent ; }");
+    check("kernel [[max_total_threads_per_threadgroup(32)]] void f(coherent device int *a) {}",
+          "MSL_FN void f ( int * a ) { }");
+}
+
+static void enums_of_headers_that_a_host_shares(void **state) {
+    (void)state;
+    check("typedef enum A : metal::int32_t A; enum A : metal::int32_t { a, b = 4 }; float x[b];",
+          "enum A : metal :: int32_t ; enum A : metal :: int32_t { a , b = 4 } ; float x [ b ] ;");
+    check("typedef enum A : int B; B x;", "enum A : int ; typedef A B; B x ;");
+}
+
+/* An entry's own parameters: dynamic threadgroup memory 0 beside buffer 0. */
+static void entries_on_cuda_take_what_their_kernel_does(void **state) {
+    (void)state;
+    char *code = translate("t.metal",
+                           "kernel void f(device float *a [[buffer(0)]], threadgroup float *s [[threadgroup(0)]], "
+                           "threadgroup int *t [[threadgroup(1)]]) {}",
+                           MSL_CUDA);
+    if (!strstr(code, "msl_entry_0(void *msl_b0, unsigned msl_t0, unsigned msl_t1)"))
+        fail_msg("%s", strstr(code, "msl_entry_0"));
+    free(code);
+}
+
 /* ---- compilers --------------------------------------------------------------------------------------------------- */
 
 static char *read_source(const char *name) {
@@ -122,6 +151,9 @@ static char *compile(const char *compiler, const char *suffix, const char *code,
     return sl_buf_take(&out, NULL);
 }
 
+static const char *const sources[] = {"idioms.metal", "templates.metal", "shared.metal", "library.metal",
+                                      "shapes.metal"};
+
 static bool have(const char *compiler) {
     char *command = sl_asprintf("command -v %s >/dev/null 2>&1", compiler);
     bool found = system(command) == 0;
@@ -135,9 +167,8 @@ static const char clang[] = "clang++ -std=c++17 -fsyntax-only -ffp-contract=off 
 
 static void clang_takes_what_kernels_say(void **state) {
     (void)state;
-    static const char *const names[] = {"idioms.metal", "templates.metal"};
-    for (size_t i = 0; i < SL_COUNT(names) && have("clang++"); i++) {
-        char *text = read_source(names[i]), *code = translate(names[i], text, MSL_SOFT);
+    for (size_t i = 0; i < SL_COUNT(sources) && have("clang++"); i++) {
+        char *text = read_source(sources[i]), *code = translate(sources[i], text, MSL_SOFT);
         int status;
         char *said = compile(clang, ".cpp", code, &status);
         if (status != 0)
@@ -167,14 +198,13 @@ static void errors_of_the_compiler_name_the_sources_line(void **state) {
 
 static void nvcc_takes_what_kernels_say(void **state) {
     (void)state;
-    static const char *const names[] = {"idioms.metal", "templates.metal"};
     bool asked = getenv("SLUICE_TEST_NVCC") != NULL;
     if (!asked)
         printf("SKIP: nvcc is slow: set SLUICE_TEST_NVCC to compile generated code with it\n");
-    for (size_t i = 0; i < SL_COUNT(names) && asked && have("nvcc"); i++) {
-        char *text = read_source(names[i]), *code = translate(names[i], text, MSL_CUDA);
+    for (size_t i = 0; i < SL_COUNT(sources) && asked && have("nvcc"); i++) {
+        char *text = read_source(sources[i]), *code = translate(sources[i], text, MSL_CUDA);
         int status;
-        char *said = compile("nvcc -std=c++17 -arch=sm_90 --expt-relaxed-constexpr -fmad=false -w -ptx -o /dev/null",
+        char *said = compile("nvcc -std=c++20 -arch=sm_90 --expt-relaxed-constexpr -fmad=false -w -ptx -o /dev/null",
                              ".cu", code, &status);
         if (status != 0)
             fail_msg("%.2000s", said);
@@ -192,6 +222,9 @@ int main(void) {
         cmocka_unit_test(threadgroup_storage_is_declared_in_bodies),
         cmocka_unit_test(pragmas_and_attributes),
         cmocka_unit_test(reserved_and_global_names),
+        cmocka_unit_test(kernel_and_coherent_are_names_too),
+        cmocka_unit_test(enums_of_headers_that_a_host_shares),
+        cmocka_unit_test(entries_on_cuda_take_what_their_kernel_does),
         cmocka_unit_test(clang_takes_what_kernels_say),
         cmocka_unit_test(errors_of_the_compiler_name_the_sources_line),
         cmocka_unit_test(nvcc_takes_what_kernels_say),

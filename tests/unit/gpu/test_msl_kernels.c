@@ -76,6 +76,15 @@ static void arguments_have_kind_slot_and_least_bytes(void **state) {
           "f(W3 4 n, B30 16 m)0");
 }
 
+static void types_that_a_host_shares_have_sizes(void **state) {
+    (void)state;
+    check("typedef enum Slot { first = 2, second } Slot; typedef enum M : uchar { m } M; "
+          "struct S { matrix_float4x4 a; vector_float3 b; simd_float2 c; simd::uint2 d; M e; Slot f; }; "
+          "kernel void f(constant S &s [[buffer(second)]], device MTLDrawIndexedPrimitivesIndirectArguments *d "
+          "[[buffer(first)]]) {}",
+          "f(W2 20 d, B3 112 s)0");
+}
+
 static void arguments_without_index_take_the_next_free_slot(void **state) {
     (void)state;
     check("kernel void f(device float *a, device float *b [[buffer(0)]], constant uint &c, threadgroup half *s, "
@@ -261,6 +270,7 @@ static void errors_name_file_and_line(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(arguments_have_kind_slot_and_least_bytes),
+        cmocka_unit_test(types_that_a_host_shares_have_sizes),
         cmocka_unit_test(arguments_without_index_take_the_next_free_slot),
         cmocka_unit_test(sizes_of_structs_follow_the_language),
         cmocka_unit_test(kernels_are_instantiated_in_every_way),

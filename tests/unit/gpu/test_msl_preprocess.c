@@ -134,6 +134,20 @@ static void errors_name_file_and_line(void **state) {
     check_error("#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>", "tensor operations are not");
 }
 
+static void line_directives_move_lines(void **state) {
+    (void)state;
+    check("#line 40\n__LINE__\n\n__LINE__ #line 7 \"x.h\"", "40 42 # line 7 \"x.h\"");
+    check("#define N 9\n#line N \"x.h\"\n__LINE__\n#line 3\n__LINE__ __LINE__", "9 3 3");
+    check("# 12 \"a\" 1 3\n__LINE__\n#if 0\n#line x\n#endif\n__LINE__", "12 16");
+    check_error("#line 5 \"dir/x.metal\"\n\n#error no", "dir/x.metal:6: #error no");
+    check_error("a\n#line 100\n#if 1", "t.metal:100: #if is not closed");
+    check_error("#line 2147483647\n\n\n#error far", ":2147483647: #error far");
+    check_error("\n#line x", "t.metal:2: #line needs a number below 2^31");
+    check_error("#line 3 4", "#line needs a number below 2^31, then nothing or a \"file\"");
+    check_error("#line 99999999999", "#line needs a number");
+    check_error("#line", "#line needs a number");
+}
+
 static void hostile_macros_end(void **state) {
     (void)state;
     sl_buf b = {0};
@@ -208,6 +222,7 @@ int main(void) {
         cmocka_unit_test(pragmas_are_kept),
         cmocka_unit_test(lines_survive_continuation_and_comments),
         cmocka_unit_test(errors_name_file_and_line),
+        cmocka_unit_test(line_directives_move_lines),
         cmocka_unit_test(hostile_macros_end),
         cmocka_unit_test(includes_are_found_beside_and_in_dirs),
     };

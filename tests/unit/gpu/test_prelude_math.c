@@ -308,11 +308,62 @@ static void test_all_of_it_compiles_for_sm_90(void **state) {
         skip();
 }
 
+/* Vectors in bytes and words, against the same arithmetic in double; every pattern of a component comes back. */
+static void test_packed_vectors(void **state) {
+    static const char packs[] =
+        "extern \"C\" void pack(const float *x, uint *o) {\n  float4 v(x[0], x[1], x[2], x[3]);\n"
+        "  o[0] = pack_float_to_unorm4x8(v); o[1] = pack_float_to_snorm4x8(v);\n"
+        "  o[2] = pack_float_to_unorm2x16(float2(x[0], x[1])); o[3] = pack_float_to_snorm2x16(float2(x[0], x[1]));\n"
+        "  o[4] = pack_float_to_unorm10a2(v); o[5] = pack_half_to_unorm4x8(half4(v)); }\n"
+        "extern \"C\" void again(uint x, uint *o) {\n  o[0] = pack_float_to_unorm4x8(unpack_unorm4x8_to_float(x));\n"
+        "  o[1] = pack_float_to_unorm2x16(unpack_unorm2x16_to_float(x));\n"
+        "  o[2] = pack_float_to_unorm10a2(unpack_unorm10a2_to_float(x));\n"
+        "  o[3] = pack_float_to_snorm4x8(unpack_snorm4x8_to_float(x)) ^ x;\n"
+        "  o[4] = (uint)(unpack_snorm4x8_to_float(0x80u).x == -1.0f && unpack_snorm2x16_to_float(0x7fff8000u).y == "
+        "1.0f && unpack_unorm4x8_to_half(0xff000000u).w == half(1.0f)); }\n";
+    (void)state;
+    void *packing = prelude_load(packs);
+    if (!packing)
+        return;
+    void (*pack)(const float *, uint32_t *);
+    void (*again)(uint32_t, uint32_t *);
+    *(void **)&pack = prelude_function(packing, "pack");
+    *(void **)&again = prelude_function(packing, "again");
+    for (int n = 0; n < COUNT; n++) {
+        float x[4];
+        uint32_t got[6], want[6] = {0};
+        for (int i = 0; i < 4; i++)
+            x[i] = n % 4 ? (float)((double)(prelude_random() % 4001) / 2000.0 - 1.0) : prelude_random_float();
+        for (int i = 0; i < 4; i++) {
+            double v = isnan(x[i]) ? 0.0 : x[i], u = fmin(fmax(v, 0.0), 1.0), s = fmin(fmax(v, -1.0), 1.0);
+            want[0] |= (uint32_t)rint((float)(u * 255.0)) << 8 * i;
+            want[1] |= ((uint32_t)(int32_t)rint((float)(s * 127.0)) & 255) << 8 * i;
+            if (i < 2)
+                want[2] |= (uint32_t)rint((float)(u * 65535.0)) << 16 * i;
+            if (i < 2)
+                want[3] |= ((uint32_t)(int32_t)rint((float)(s * 32767.0)) & 65535) << 16 * i;
+            want[4] |= (uint32_t)rint((float)(u * (i < 3 ? 1023.0 : 3.0))) << 10 * i;
+        }
+        pack(x, got);
+        for (int k = 0; k < 5; k++)
+            if (got[k] != want[k])
+                fail_msg("form %d of (%g, %g, %g, %g): %08x, expected %08x", k, x[0], x[1], x[2], x[3], got[k],
+                         want[k]);
+        uint32_t bits = (uint32_t)prelude_random(), same[5];
+        again(bits, same);
+        for (int k = 0; k < 3; k++)
+            assert_int_equal(same[k], bits);
+        for (int i = 0; i < 4; i++) /* -128 is -1 too, and comes back as -127 */
+            assert_true((same[3] >> 8 * i & 255) == (((bits >> 8 * i & 255) == 128) ? 1u : 0u));
+        assert_int_equal(same[4], 1);
+    }
+    prelude_unload(packing);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_functions_of_floats),
-        cmocka_unit_test(test_functions_of_halves),
-        cmocka_unit_test(test_functions_of_bfloats),
+        cmocka_unit_test(test_functions_of_floats),          cmocka_unit_test(test_functions_of_halves),
+        cmocka_unit_test(test_functions_of_bfloats),         cmocka_unit_test(test_packed_vectors),
         cmocka_unit_test(test_all_of_it_compiles_for_sm_90),
     };
     return cmocka_run_group_tests(tests, build, NULL);

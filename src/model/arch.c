@@ -55,6 +55,7 @@ static const arch archs[] = {
      .shared_expert = true,
      .normalize = true,
      .gguf_normalize = true,
+     .delta_fused = true,
      .attn_gate = true,
      .zero_centred = true,
      .rotary = 0.25,

@@ -21,6 +21,7 @@ typedef struct arch {
     bool gguf_normalize;    /* GGUF does not store norm_topk_prob: what its converter assumes */
     bool gguf_interleaved;  /* GGUF's q and k rows are permuted for rotation of neighbouring pairs */
     bool gguf_tiled;        /* GGUF's value heads of delta layers: h goes with key head h % key_heads */
+    bool delta_fused;       /* Hugging Face has a delta layer's inputs in two matrices, interleaved by key head */
     bool attn_gate;         /* q_proj gives query and output gate of each head, where attn_output_gate is not false */
     bool zero_centred;      /* as trained, norms multiply by 1 + w (but not a delta layer's own) */
     double rotary;          /* partial_rotary_factor where config.json does not say it; 0: all is rotated, always */

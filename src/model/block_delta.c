@@ -37,16 +37,22 @@ static bool resolve_fused_gates(sl_model *m, int32_t layer, sl_error *err) {
            bind_split(m, r, ROLE_DELTA_A, ROLE_DELTA_BA, &a, c->hidden, layer, err);
 }
 
+/* Whichever is there; where neither is, the error is to name what is usual. */
+static bool is_fused(const sl_model *m, role whole, role first, int32_t layer) {
+    return bind_find(m, whole, layer) || (m->arch->delta_fused && !model_is_gguf(m) && !bind_find(m, first, layer));
+}
+
 static bool resolve_inputs(sl_model *m, int32_t layer, sl_error *err) {
     const widths w = widths_of(m);
     int64_t h = m->config.hidden, heads = m->config.delta_value_heads;
     const expected inputs[] = {{ROLE_DELTA_QKV, w.channels, h, false}, {ROLE_DELTA_Z, w.value, h, false}};
     const expected gates[] = {{ROLE_DELTA_B, heads, h, false}, {ROLE_DELTA_A, heads, h, false}};
     resident *r = m->layers[layer].r;
-    return (bind_find(m, ROLE_DELTA_QKVZ, layer) ? resolve_fused(m, layer, err)
-                                                 : bind_all(m, r, inputs, SL_COUNT(inputs), layer, err)) &&
-           (bind_find(m, ROLE_DELTA_BA, layer) ? resolve_fused_gates(m, layer, err)
-                                               : bind_all(m, r, gates, SL_COUNT(gates), layer, err));
+    return (is_fused(m, ROLE_DELTA_QKVZ, ROLE_DELTA_QKV, layer)
+                ? resolve_fused(m, layer, err)
+                : bind_all(m, r, inputs, SL_COUNT(inputs), layer, err)) &&
+           (is_fused(m, ROLE_DELTA_BA, ROLE_DELTA_B, layer) ? resolve_fused_gates(m, layer, err)
+                                                            : bind_all(m, r, gates, SL_COUNT(gates), layer, err));
 }
 
 /* Raw checkpoints have [channels][1][kernel], MLX [channels][kernel][1]; one model has one of them. */

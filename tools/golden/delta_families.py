@@ -58,7 +58,7 @@ def weight(rng, name, shape):
     if name.endswith("mlp.gate.weight"):
         return rng.normal(0, 6 / np.sqrt(shape[-1]), shape)  # far from ties: a gated norm makes small outputs, and their rounding, large
     if name.endswith("conv1d.weight"):
-        return rng.normal(0, 0.6, shape)
+        return rng.normal(0, 5, shape)
     return random_weight(rng, name, shape)
 
 

@@ -11,7 +11,7 @@ enum { EDIT_TENSORS = 256 };
 typedef struct edit_tensor {
     char *name, dtype[8];
     int dims;
-    int64_t shape[4];
+    int64_t shape[6];
     uint8_t *bytes;
     size_t size;
 } edit_tensor;

@@ -147,6 +147,47 @@ static const field_case cases[] = {
     {ALL, "rope_parameters", "{\"rope_theta\":0.5}", SL_ERR_FORMAT, "rope_theta is 0.5"},
     {ALL, "rope_parameters", "{\"rope_theta\":1000.0,\"partial_rotary_factor\":0.25}", SL_ERR_FORMAT,
      "partial_rotary_factor is 0.25"},
+    /* layers of linear attention */
+    {"qwen3_next", "linear_num_key_heads", NULL, SL_ERR_FORMAT, "linear_num_key_heads is missing"},
+    {"qwen3_next", "linear_num_key_heads", "0", SL_ERR_FORMAT, "linear_num_key_heads is 0, one integer"},
+    {"qwen3_next", "linear_num_key_heads", "4", SL_ERR_FORMAT,
+     "6 value heads of linear attention, a multiple of its 4 key heads"},
+    {"qwen3_next", "linear_num_key_heads", "3", SL_ERR_FORMAT, "tensor model.layers.0.linear_attn.|configuration"},
+    {"qwen3_next", "linear_num_value_heads", NULL, SL_ERR_FORMAT, "linear_num_value_heads is missing"},
+    {"qwen3_next", "linear_num_value_heads", "4", SL_ERR_FORMAT, "A_log has shape 6, the configuration gives 4"},
+    {"qwen3_next", "linear_key_head_dim", "17", SL_ERR_FORMAT, "conv1d.weight|160x1x4|164x4"},
+    {"qwen3_next", "linear_value_head_dim", "\"16\"", SL_ERR_FORMAT, "linear_value_head_dim is \"16\", one integer"},
+    {"qwen3_next", "linear_value_head_dim", "4097", SL_ERR_FORMAT, "linear_value_head_dim is 4097"},
+    {"qwen3_next", "linear_conv_kernel_dim", NULL, SL_ERR_FORMAT, "linear_conv_kernel_dim is missing"},
+    {"qwen3_next", "linear_conv_kernel_dim", "1", SL_ERR_FORMAT,
+     "linear_conv_kernel_dim is 1, one integer from 2 to 8"},
+    {"qwen3_next", "linear_conv_kernel_dim", "9", SL_ERR_FORMAT,
+     "linear_conv_kernel_dim is 9, one integer from 2 to 8"},
+    {"qwen3_next", "linear_conv_kernel_dim", "3", SL_ERR_FORMAT, "conv1d.weight has shape 160x1x4|160x3"},
+    {"qwen3_next", "full_attention_interval", "0", SL_ERR_FORMAT, "full_attention_interval is 0"},
+    {"qwen3_next", "full_attention_interval", "4", SL_ERR_FORMAT, "model.layers.1.linear_attn."},
+    {"qwen3_next", "full_attention_interval", NULL, SL_ERR_FORMAT, "model.layers.1.linear_attn."},
+    {"qwen3_next", "full_attention_interval", "1", SL_ERR_UNSUPPORTED, "no layer is linear attention"},
+    {"qwen3_next", "full_attention_interval", "5", SL_ERR_UNSUPPORTED, "4 layers, none of them of full attention"},
+    {"qwen3_next", "layer_types", "[\"linear_attention\",\"full_attention\",\"linear_attention\",\"full_attention\"]",
+     SL_OK, NULL},
+    {"qwen3_next", "layer_types", "[\"linear_attention\",\"full_attention\",\"mamba\",\"full_attention\"]",
+     SL_ERR_UNSUPPORTED, "layer_types is [|full_attention or linear_attention for each layer"},
+    {"qwen3_next", "layer_types", "[\"linear_attention\",\"full_attention\"]", SL_ERR_FORMAT,
+     "layer_types is [\"linear_attention\",\"full_attention\"], a list of 4 kinds"},
+    {"qwen3_next", "layer_types", "[0,1,0,1]", SL_ERR_UNSUPPORTED,
+     "layer_types is [0,1,0,1], full_attention or linear"},
+    {"qwen2_moe", "layer_types", "[\"linear_attention\",\"full_attention\"]", SL_ERR_UNSUPPORTED,
+     "layer_types is [\"linear_attention\",\"full_attention\"], full_attention for each layer"},
+    {"qwen3_next", "attn_output_gate", "false", SL_ERR_FORMAT, "self_attn.q_proj.weight|256x32|128x32"},
+    {"qwen3_next", "attn_output_gate", "1", SL_ERR_FORMAT, "attn_output_gate is 1, true or false"},
+    {"qwen3_next", "num_nextn_predict_layers", "1", SL_OK, NULL},
+    {"qwen3_next", "rope_parameters", "{\"rope_theta\":1000.0,\"partial_rotary_factor\":0.28}", SL_OK, NULL},
+    {"qwen3_next", "rope_parameters", "{\"rope_theta\":1000.0,\"partial_rotary_factor\":0.22}", SL_ERR_FORMAT,
+     "7 rotated dimensions of a head, an even number"},
+    {"qwen3_next", "rope_parameters", "{\"partial_rotary_factor\":1.5}", SL_ERR_FORMAT,
+     "partial_rotary_factor is 1.5, a number from 0 to 1"},
+    {"qwen3_next", "text_config", "{}", SL_ERR_FORMAT, "field text_config.hidden_size is missing"},
     /* output head */
     {ALL, "tie_word_embeddings", "\"yes\"", SL_ERR_FORMAT, "tie_word_embeddings is \"yes\", true or false"},
     {ALL, "tie_word_embeddings", "true", SL_OK, NULL}, /* lm_head.weight is there and not used */
@@ -181,7 +222,7 @@ static void check_open(const char *path, sl_code code, const char *message) {
         fail_msg("opened, expected '%s'", message);
     if (!m && !message)
         fail_msg("%s", err.message);
-    if (!m) {
+    if (!m && message) {
         check_line(err.message);
         check_parts(err.message, message);
         check_parts(err.message, path);
@@ -218,6 +259,34 @@ static void experts_counted_under_the_name_of_transformers_5(void **state) {
     }
 }
 
+/* The text model within one of text and images. */
+static void fields_of_a_nested_configuration(void **state) {
+    static const struct {
+        const char *field, *json;
+        sl_code code;
+        const char *message;
+    } rows[] = {
+        {"num_experts", "0", SL_ERR_FORMAT, "config.json: field text_config.num_experts is 0, one integer from 1"},
+        {"linear_num_key_heads", "null", SL_ERR_FORMAT, "field text_config.linear_num_key_heads is missing"},
+        {"layer_types", "7", SL_ERR_FORMAT, "field text_config.layer_types is 7, a list of 4 kinds"},
+        {"model_type", "\"other\"", SL_OK, NULL}, /* the whole model's name counts */
+        {"hidden_act", "\"gelu\"", SL_ERR_UNSUPPORTED, "field text_config.hidden_act is \"gelu\", silu"},
+    };
+    for (size_t i = 0; i < SL_COUNT(rows); i++) {
+        edit *e = edit_open("qwen3_5_moe");
+        json_t *v = json_loads(rows[i].json, JSON_DECODE_ANY, NULL);
+        json_object_set_new(json_object_get(e->config, "text_config"), rows[i].field, v);
+        check_open(edit_write(e), rows[i].code, rows[i].message);
+        edit_close(e);
+    }
+    edit *e = edit_open("qwen3_5_moe");
+    edit_config(e, "model_type", "\"qwen9_moe\"");
+    check_open(edit_write(e), SL_OK, NULL); /* an unknown whole around a known text model */
+    edit_config(e, "model_type", NULL);
+    check_open(edit_write(e), SL_ERR_FORMAT, "config.json: field model_type is missing");
+    edit_close(e);
+}
+
 static void long_values_are_cut(void **state) {
     edit *e = edit_open("llama");
     json_t *list = json_array();
@@ -239,8 +308,9 @@ static void long_values_are_cut(void **state) {
 }
 
 static void every_golden_checkpoint_opens(void **state) {
-    static const char *const names[] = {"llama",     "llama-tied",      "qwen2_moe",      "qwen2_moe-mixed",
-                                        "qwen3_moe", "qwen3_moe-fused", "qwen3_moe-mlx4", "qwen3_moe-mlx8"};
+    static const char *const names[] = {"llama",      "llama-tied",      "qwen2_moe",      "qwen2_moe-mixed",
+                                        "qwen3_moe",  "qwen3_moe-fused", "qwen3_moe-mlx4", "qwen3_moe-mlx8",
+                                        "qwen3_next", "qwen3_next-mtp",  "qwen3_next-mlx4"};
     for (size_t i = 0; i < SL_COUNT(names); i++) {
         edit *e = edit_open(names[i]);
         check_open(edit_write(e), SL_OK, NULL);
@@ -281,6 +351,19 @@ static const struct {
     {"llama-gguf", "blk.0.attn_q.weight", "blk.0.attn_Q.weight", 0, SL_ERR_FORMAT, "blk.0.attn_q.weight"},
     {"qwen3_moe-gguf", "qwen3moe.expert_used_count", NULL, 9, SL_ERR_FORMAT, "9 experts per token, at most the 8"},
     {"qwen3_moe-gguf", "qwen3moe.expert_count", NULL, 7, SL_ERR_FORMAT, "ffn_gate_inp.weight"},
+    {"qwen3_5_moe-gguf", "qwen35moe.ssm.inner_size", NULL, 100, SL_ERR_FORMAT,
+     "field qwen35moe.ssm.inner_size is 100, up to 4096 for each of 6 value heads"},
+    {"qwen3_5_moe-gguf", "qwen35moe.ssm.inner_size", "qwen35moe.ssm.inner_sizE", 0, SL_ERR_FORMAT,
+     "qwen35moe.ssm.inner_size is missing"},
+    {"qwen3_5_moe-gguf", "qwen35moe.ssm.inner_size", NULL, 48, SL_ERR_FORMAT, "|blk.0.ssm_"},
+    {"qwen3_5_moe-gguf", "qwen35moe.ssm.group_count", NULL, 4, SL_ERR_FORMAT, "multiple of its 4 key heads"},
+    {"qwen3_5_moe-gguf", "qwen35moe.ssm.time_step_rank", NULL, 0, SL_ERR_FORMAT, "ssm.time_step_rank is 0"},
+    {"qwen3_5_moe-gguf", "qwen35moe.ssm.conv_kernel", NULL, 3, SL_ERR_FORMAT, "blk.0.ssm_conv1d.weight|160x4|160x3"},
+    {"qwen3_5_moe-gguf", "qwen35moe.nextn_predict_layers", NULL, 5, SL_ERR_FORMAT,
+     "5 of 5 blocks predict further tokens, fewer expected"},
+    {"qwen3_5_moe-gguf", "qwen35moe.nextn_predict_layers", NULL, 2, SL_OK, NULL}, /* three layers, as it says */
+    {"qwen3_5_moe-gguf", "qwen35moe.nextn_predict_layers", NULL, 0, SL_ERR_FORMAT, "blk.4."},
+    {"qwen3_5_moe-gguf", "qwen35moe.full_attention_interval", NULL, 3, SL_ERR_FORMAT, "blk.1.ssm_"},
     {"qwen3_moe-gguf", "blk.1.ffn_down_exps.weight", "blk.1.ffn_down_exps.weighT", 0, SL_ERR_FORMAT,
      "blk.1.ffn_down_exps.weight"},
 };
@@ -315,6 +398,8 @@ static void damaged_keys_of_the_architecture_are_listed(void **state) {
                 {"llama-gguf", "llama.rope.freq_base", "llama.rope.freq_bAse", "llama.rope.freq_bAse"},
                 {"llama-gguf", "llama.rope.freq_base", "llama.rope.freq_base", ""},
                 {"qwen2_moe-gguf", "qwen2moe.block_count", "qwen2moe.block_count", ""},
+                {"qwen3_next-gguf", "qwen3next.block_count", "qwen3next.block_count", ""},
+                {"qwen3_5_moe-gguf", "qwen35moe.block_count", "qwen35moe.block_count", ""},
                 {"qwen3_moe-gguf", "general.", "generaX.", ""}};
     for (size_t i = 0; i < SL_COUNT(rows); i++) {
         char path[600];
@@ -349,6 +434,7 @@ int main(void) {
         cmocka_unit_test(every_golden_checkpoint_opens),
         cmocka_unit_test(fields_of_config_json),
         cmocka_unit_test(experts_counted_under_the_name_of_transformers_5),
+        cmocka_unit_test(fields_of_a_nested_configuration),
         cmocka_unit_test(long_values_are_cut),
         cmocka_unit_test(values_of_gguf_metadata),
         cmocka_unit_test(damaged_keys_of_the_architecture_are_listed),

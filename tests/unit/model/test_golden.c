@@ -112,9 +112,11 @@ static void check_golden(const char *name, int32_t chunk) {
 }
 
 static const char *const names[] = {
-    "llama",          "llama-tied",     "llama-gguf",     "llama-tied-gguf", "qwen2_moe",       "qwen2_moe-mixed",
-    "qwen2_moe-gguf", "qwen3_moe",      "qwen3_moe-gguf", "qwen3_moe-mlx4",  "qwen3_moe-mlx8",  "qwen3_moe-fused",
-    "qwen3_next",     "qwen3_next-mtp", "qwen3_next-mlx", "qwen3_next-mlx4", "qwen3_next-gguf", "qwen3_next-gguf-q8"};
+    "llama",           "llama-tied",       "llama-gguf",         "llama-tied-gguf",     "qwen2_moe",
+    "qwen2_moe-mixed", "qwen2_moe-gguf",   "qwen3_moe",          "qwen3_moe-gguf",      "qwen3_moe-mlx4",
+    "qwen3_moe-mlx8",  "qwen3_moe-fused",  "qwen3_next",         "qwen3_next-mtp",      "qwen3_next-mlx",
+    "qwen3_next-mlx4", "qwen3_next-gguf",  "qwen3_next-gguf-q8", "qwen3_5_moe",         "qwen3_5_moe-text",
+    "qwen3_5_moe-mlx", "qwen3_5_moe-mlx8", "qwen3_5_moe-gguf",   "qwen3_5_moe-gguf-q8", "qwen3_5_moe-odd"};
 
 static void exact_logits_equal_transformers(void **state) {
     for (size_t i = 0; i < SL_COUNT(names); i++) {
@@ -127,8 +129,9 @@ static void exact_logits_equal_transformers(void **state) {
 static void same_bits_whatever_chunk_threads_isa_and_arrival(void **state) {
     static const char *const isas[] = {"scalar", "avx2", "avx512", "neon"};
     static const sl_kv_format kvs[] = {SL_KV_F16, SL_KV_F32};
-    static const char *const some[] = {"llama-tied-gguf", "qwen2_moe-mixed", "qwen3_moe-gguf",
-                                       "qwen3_moe-mlx4",  "qwen3_moe-fused", "qwen3_next-gguf-q8"};
+    static const char *const some[] = {"llama-tied-gguf",     "qwen2_moe-mixed",  "qwen3_moe-gguf",
+                                       "qwen3_moe-mlx4",      "qwen3_moe-fused",  "qwen3_next-gguf-q8",
+                                       "qwen3_5_moe-gguf-q8", "qwen3_5_moe-mlx8", "qwen3_5_moe-odd"};
     for (size_t i = 0; i < SL_COUNT(some); i++) {
         golden g = read_golden(some[i]);
         size_t bytes = (size_t)g.count * (size_t)g.vocab * sizeof(float);

@@ -174,6 +174,65 @@ static void whole_layer_in_another_format(edit *e) {
     }
 }
 
+#define DELTA0 L0 "linear_attn."
+#define DELTA2 "model.layers.2.linear_attn."
+
+CHANGE(no_conv, edit_remove(e, DELTA0 "conv1d.weight"))
+CHANGE(no_later_conv, edit_remove(e, DELTA2 "conv1d.weight"))
+CHANGE(no_qkvz, edit_remove(e, DELTA2 "in_proj_qkvz.weight"))
+CHANGE(no_ba, edit_remove(e, DELTA0 "in_proj_ba.weight"))
+CHANGE(no_a_log, edit_remove(e, DELTA0 "A_log"))
+CHANGE(no_dt_bias, edit_remove(e, DELTA2 "dt_bias"))
+CHANGE(no_delta_norm, edit_remove(e, DELTA0 "norm.weight"))
+CHANGE(no_out_proj, edit_remove(e, DELTA0 "out_proj.weight"))
+CHANGE(ba_shape, edit_shape(edit_find(e, DELTA0 "in_proj_ba.weight"), 2, 11, 32))
+CHANGE(qkvz_shape, edit_shape(edit_find(e, DELTA2 "in_proj_qkvz.weight"), 2, 32, 256))
+CHANGE(a_log_shape, edit_shape(edit_find(e, DELTA0 "A_log"), 1, 5, 0))
+CHANGE(out_proj_shape, edit_shape(edit_find(e, DELTA0 "out_proj.weight"), 2, 32, 95))
+CHANGE(delta_norm_shape, edit_shape(edit_find(e, DELTA0 "norm.weight"), 1, 96, 0))
+CHANGE(conv_flat, edit_shape(edit_find(e, DELTA0 "conv1d.weight"), 2, 160, 4))
+CHANGE(conv_short, edit_find(e, DELTA2 "conv1d.weight")->shape[0] = 80,
+       edit_find(e, DELTA2 "conv1d.weight")->shape[1] = 2)
+CHANGE(q_without_gate, edit_shape(edit_find(e, L1 "self_attn.q_proj.weight"), 2, 128, 32))
+CHANGE(vision, edit_copy(e, "model.norm.weight", "model.visual.merger.norm.weight"))
+CHANGE(next_token, edit_copy(e, "model.norm.weight", "mtp.norm.weight"))
+
+/* As MLX has it, in one layer only. */
+static void conv_of_another_order(edit *e) {
+    edit_tensor *t = edit_find(e, DELTA2 "conv1d.weight");
+    t->shape[1] = 4;
+    t->shape[2] = 1;
+}
+
+static const change delta[] = {
+    {"qwen3_next", no_conv, STAGE_OPEN, SL_ERR_FORMAT, DELTA0 "conv1d.weight|is missing"},
+    {"qwen3_next", no_later_conv, STAGE_OPEN, SL_ERR_FORMAT, DELTA2 "conv1d.weight|is missing"},
+    {"qwen3_next", no_qkvz, STAGE_OPEN, SL_ERR_FORMAT, DELTA2 "in_proj_qkvz.weight|is missing"},
+    {"qwen3_next", no_ba, STAGE_OPEN, SL_ERR_FORMAT, DELTA0 "in_proj_ba.weight|is missing"},
+    {"qwen3_next", no_a_log, STAGE_OPEN, SL_ERR_FORMAT, DELTA0 "A_log|is missing"},
+    {"qwen3_next", no_dt_bias, STAGE_OPEN, SL_ERR_FORMAT, DELTA2 "dt_bias|is missing"},
+    {"qwen3_next", no_delta_norm, STAGE_OPEN, SL_ERR_FORMAT, DELTA0 "norm.weight|is missing"},
+    {"qwen3_next", no_out_proj, STAGE_OPEN, SL_ERR_FORMAT, DELTA0 "out_proj.weight|is missing"},
+    {"qwen3_next", ba_shape, STAGE_OPEN, SL_ERR_FORMAT, DELTA0 "in_proj_ba.weight|11x32|12x32"},
+    {"qwen3_next", qkvz_shape, STAGE_OPEN, SL_ERR_FORMAT, DELTA2 "in_proj_qkvz.weight|32x256|256x32"},
+    {"qwen3_next", a_log_shape, STAGE_OPEN, SL_ERR_FORMAT, DELTA0 "A_log has shape 5, the configuration gives 6"},
+    {"qwen3_next", out_proj_shape, STAGE_OPEN, SL_ERR_FORMAT, DELTA0 "out_proj.weight|32x95|32x96"},
+    {"qwen3_next", delta_norm_shape, STAGE_OPEN, SL_ERR_FORMAT, DELTA0 "norm.weight|shape 96|gives 16"},
+    {"qwen3_next", conv_flat, STAGE_OPEN, SL_ERR_FORMAT, DELTA0 "conv1d.weight|160x4"},
+    {"qwen3_next", conv_short, STAGE_OPEN, SL_ERR_FORMAT, DELTA2 "conv1d.weight|80x2x4|160x4"},
+    {"qwen3_next", conv_of_another_order, STAGE_OPEN, SL_ERR_FORMAT,
+     DELTA2 "conv1d.weight has shape 160x4x1, another order of dimensions"},
+    {"qwen3_next", q_without_gate, STAGE_OPEN, SL_ERR_FORMAT, L1 "self_attn.q_proj.weight|128x32|256x32"},
+    {"qwen3_next", vision, STAGE_WELL, SL_OK, ""},
+    {"qwen3_next", next_token, STAGE_WELL, SL_OK, ""},
+    {"llama", next_token, STAGE_OPEN, SL_ERR_UNSUPPORTED, "mtp.norm.weight has no place"},
+};
+
+static void layers_of_linear_attention(void **state) {
+    for (size_t i = 0; i < SL_COUNT(delta); i++)
+        check_change(delta, (int)i, SL_NUMERIC_EXACT);
+}
+
 static const change shapes[] = {
     {"llama", no_embedding, STAGE_OPEN, SL_ERR_FORMAT, "model.embed_tokens.weight|is missing"},
     {"llama", no_final_norm, STAGE_OPEN, SL_ERR_FORMAT, "model.norm.weight|is missing"},
@@ -258,6 +317,19 @@ static void nan_in_every_expert(edit *e) {
 /* Scales of the attention's output projection in an MLX checkpoint. */
 CHANGE(nan_scale, edit_bf16(edit_find(e, L0 "self_attn.o_proj.scales"), 3, NAN))
 
+/* A_log is F32. */
+static void set_f32(edit *e, const char *name, float value) {
+    edit_tensor *t = edit_find(e, name);
+    assert_string_equal(t->dtype, "F32");
+    memcpy(t->bytes, &value, sizeof value);
+}
+
+CHANGE(nan_a_log, set_f32(e, DELTA0 "A_log", NAN))
+CHANGE(large_a_log, set_f32(e, DELTA2 "A_log", 100))
+CHANGE(nan_dt_bias, edit_bf16(edit_find(e, DELTA2 "dt_bias"), 3, NAN))
+CHANGE(inf_conv, edit_bf16(edit_find(e, DELTA0 "conv1d.weight"), 17, INFINITY))
+CHANGE(nan_delta_norm, edit_bf16(edit_find(e, DELTA0 "norm.weight"), 1, NAN))
+
 /* Tokens are 3, 9, 27, 81, 200, 9. */
 static const change numbers[] = {
     {"llama", nan_norm, STAGE_LOAD, SL_ERR_NUMERIC, L1 "post_attention_layernorm.weight: element 63 is not a finite"},
@@ -278,6 +350,11 @@ static const change numbers[] = {
     {"qwen3_moe", nan_in_every_expert, STAGE_FORWARD, SL_ERR_NUMERIC, "logits of token 3 at position 0 are not finite"},
     {"qwen2_moe", nan_shared, STAGE_FORWARD, SL_ERR_NUMERIC, "logits of token 3 at position 0 are not finite"},
     {"qwen2_moe", nan_shared_sigmoid, STAGE_FORWARD, SL_ERR_NUMERIC, "logits of token 3 at position 0 are not finite"},
+    {"qwen3_next", nan_a_log, STAGE_LOAD, SL_ERR_NUMERIC, DELTA0 "A_log: element 0 is not a finite number"},
+    {"qwen3_next", large_a_log, STAGE_LOAD, SL_ERR_NUMERIC, DELTA2 "A_log: element 0 is not a finite number"},
+    {"qwen3_next", nan_dt_bias, STAGE_LOAD, SL_ERR_NUMERIC, DELTA2 "dt_bias: element 3"},
+    {"qwen3_next", inf_conv, STAGE_LOAD, SL_ERR_NUMERIC, DELTA0 "conv1d.weight: element 17"},
+    {"qwen3_next", nan_delta_norm, STAGE_LOAD, SL_ERR_NUMERIC, DELTA0 "norm.weight: element 1"},
     {"qwen3_moe-mlx4", nan_scale, STAGE_FORWARD, SL_ERR_NUMERIC, "logits of token 3 at position 0 are not finite"},
 };
 
@@ -362,13 +439,52 @@ static void without_shared_experts(void **state) {
     edit_close(e);
 }
 
+/* Whether the norms of a checkpoint are w or 1 + w is told by its convolution, whatever else lies beside it: turning
+ * all convolutions, and folding all norms, is the same model; only one of the two is not. */
+static void norms_folded_with_the_convolution(void **state) {
+    static float raw[ROWS * VOCAB], folded[ROWS * VOCAB], mixed[ROWS * VOCAB];
+    static const char *const norms[] = {"input_layernorm", "post_attention_layernorm", "self_attn.q_norm",
+                                        "self_attn.k_norm"};
+    edit *e = edit_open("qwen3_next-mtp");
+    logits_of(e, SL_NUMERIC_EXACT, raw);
+    for (int layer = 0; layer < 4; layer++) {
+        char name[100];
+        snprintf(name, sizeof name, "model.layers.%d.linear_attn.conv1d.weight", layer);
+        if (layer % 2)
+            continue;
+        edit_tensor *t = edit_find(e, name);
+        t->shape[1] = t->shape[2];
+        t->shape[2] = 1;
+    }
+    logits_of(e, SL_NUMERIC_EXACT, mixed);
+    assert_memory_not_equal(raw, mixed, sizeof raw);
+    for (int i = 0; i < 4 * 4 + 1; i++) {
+        char name[100] = "model.norm.weight";
+        if (i < 16)
+            snprintf(name, sizeof name, "model.layers.%d.%s.weight", i / 4, norms[i % 4]);
+        if (i < 16 && i % 4 >= 2 && i / 4 % 2 == 0)
+            continue; /* no attention there */
+        edit_tensor *t = edit_find(e, name);
+        for (int64_t k = 0; k < t->shape[0]; k++) {
+            uint16_t h;
+            memcpy(&h, t->bytes + 2 * k, 2);
+            edit_bf16(t, k, 1 + sl_bf16_to_f32(h));
+        }
+    }
+    logits_of(e, SL_NUMERIC_EXACT, folded);
+    assert_memory_equal(raw, folded, sizeof raw);
+    edit_close(e);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_and_shapes),
+        cmocka_unit_test(layers_of_linear_attention),
         cmocka_unit_test(numbers_that_are_none),
         cmocka_unit_test(tied_heads),
         cmocka_unit_test(biases_are_added_where_the_configuration_has_them),
         cmocka_unit_test(without_shared_experts),
+        cmocka_unit_test(norms_folded_with_the_convolution),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

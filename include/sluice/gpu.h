@@ -93,7 +93,8 @@ SL_API bool sl_gpu_compile(sl_gpu *g, const char *source, size_t n, const sl_gpu
 SL_API void sl_gpu_free(void *p);
 
 typedef struct sl_gpu_library sl_gpu_library;
-/* Bytes of sl_gpu_compile of the same device kind, or a .metallib on metal; foreign or damaged bytes are an error. */
+/* Bytes of sl_gpu_compile of the same device kind; foreign or damaged bytes are an error. Also a .metallib on metal,
+ * which says nothing of its kernels' arguments: what is bound to them cannot be checked, and a warning says so. */
 SL_API sl_gpu_library *sl_gpu_library_load(sl_gpu *g, const void *bytes, size_t size, sl_error *err);
 /* Both in one. */
 SL_API sl_gpu_library *sl_gpu_library_new(sl_gpu *g, const char *source, size_t n,
@@ -138,6 +139,7 @@ typedef struct sl_gpu_arg {
     sl_gpu_arg_kind kind;
     int slot;       /* buffer or threadgroup index */
     uint32_t least; /* fewest bytes that must be bound: size of the type pointed or referred to, at least 1 */
+    uint32_t align; /* what the type's address is a multiple of; 0: not known */
     bool unused;    /* not an argument under this pipeline's constants */
     char name[64];
 } sl_gpu_arg;

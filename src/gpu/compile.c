@@ -194,6 +194,9 @@ sl_gpu_library *sl_gpu_library_load(sl_gpu *g, const void *bytes, size_t size, s
     gpu_library *l = gpu_object_new(g, GPU_LIBRARY, sizeof *l, err);
     if (!l)
         return NULL;
+    if (is_metallib(g, bytes, size))
+        sl_logf(&g->log, SL_LOG_WARN,
+                "a .metallib has no table of its kernels' arguments: what is bound is not checked");
     if (is_metallib(g, bytes, size) || load_container(l, bytes, size, &payload, &payload_size, err))
         l->driver = g->driver->library_load(g->device, payload, payload_size, err);
     if (!l->driver) {

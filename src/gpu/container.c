@@ -10,7 +10,7 @@
 
 static const char begin_marker[8] = {'S', 'L', 'G', 'P', 'U', 'B', 'I', 'N'};
 static const char end_marker[8] = {'N', 'I', 'B', 'U', 'P', 'G', 'L', 'S'};
-enum { VERSION = 1 };
+enum { VERSION = 2 };
 
 typedef struct header {
     char marker[8];

@@ -126,6 +126,8 @@ typedef struct gpu_table {
     size_t kernel_count;
     msl_constant *constants;
     size_t constant_count;
+    msl_refusal *refused;
+    size_t refused_count;
     gpu_arena arena;
 } gpu_table;
 

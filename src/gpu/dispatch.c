@@ -89,9 +89,12 @@ static const char *slot_list(const gpu_pipeline *p, char *text, size_t size) {
     return at ? text : "none";
 }
 
-/* What a slot's type is sure to need: the greatest power of two in its size, at most a word; a block of bytes may need
- * less than its size suggests, never more. */
-static uint32_t alignment_of(uint32_t least) {
+/* What a slot's type needs. Where that is not known, what it is sure to need: the greatest power of two in its size, at
+ * most a word; a block of bytes may need less than its size suggests, never more. */
+static uint32_t alignment_of(const sl_gpu_arg *a) {
+    if (a && a->align)
+        return a->align;
+    uint32_t least = a ? a->least : 1;
     return least % 4 == 0 ? 4 : least % 2 == 0 ? 2 : 1;
 }
 
@@ -142,7 +145,7 @@ static bool check_buffer(const encoding *e, const sl_gpu_binding *b, const sl_gp
         return bad_slot(e, b->slot, a, "%llu bytes at offset %llu, expected at least %u", (unsigned long long)*length,
                         (unsigned long long)b->offset, least);
     uint64_t at = buffer->root->m.offset + buffer->offset + b->offset;
-    uint32_t align = alignment_of(least);
+    uint32_t align = alignment_of(a);
     return at % align == 0 || bad_slot(e, b->slot, a, "it begins at byte %llu of its memory, expected a multiple of %u",
                                        (unsigned long long)at, align);
 }

@@ -14,6 +14,10 @@ static const msl_kernel *find_kernel(const gpu_library *l, const char *entry, sl
     for (size_t i = 0; i < t->kernel_count; i++)
         if (strcmp(t->kernels[i].name, entry) == 0)
             return &t->kernels[i];
+    for (size_t i = 0; i < t->refused_count; i++)
+        if (strcmp(t->refused[i].host_name, entry) == 0)
+            return sl_fail_null(err, SL_ERR_UNSUPPORTED, "no kernel '%s' in the library, it was left out: %s", entry,
+                                t->refused[i].message);
     char names[512] = "";
     size_t at = 0;
     for (size_t i = 0; i < t->kernel_count; i++) {

@@ -1,13 +1,13 @@
 /* A library's argument tables as bytes, so that loading a library needs no source.
  *
- *   u32 kernels; each: name, entry, u32 line, u32 max threads, u32 arguments; each: u32 kind, slot, least, unused,
- *   condition, atomic, name.  u32 constants; each: u32 id, type, optional, name.
- * A name is u32 length and its bytes. Little endian, as every machine this runs on. */
+ *   u32 kernels; each: name, entry, u32 line, u32 max threads, u32 arguments; each: u32 kind, slot, least, align,
+ * unused, condition, atomic, name.  u32 constants; each: u32 id, type, optional, name.  u32 kernels left out; each:
+ * name, why. A name is u32 length and its bytes. Little endian, as every machine this runs on. */
 #include "gpu/core.h"
 
 #include <string.h>
 
-enum { MOST = 1 << 16, NAME_MOST = 1 << 12 };
+enum { MOST = 1 << 16, NAME_MOST = 1 << 12, MOST_ALIGN = 256 };
 
 static void put_u32(sl_buf *out, uint32_t v) {
     sl_buf_append(out, &v, sizeof v);
@@ -30,6 +30,7 @@ static void put_kernel(sl_buf *out, const msl_kernel *k) {
         put_u32(out, a->arg.kind);
         put_u32(out, (uint32_t)a->arg.slot);
         put_u32(out, a->arg.least);
+        put_u32(out, a->arg.align);
         put_u32(out, a->arg.unused);
         put_u32(out, (uint32_t)a->condition);
         put_u32(out, a->atomic);
@@ -50,6 +51,12 @@ bool gpu_table_write(const msl_module *m, sl_buf *out) {
         put_u32(out, constants[i].type);
         put_u32(out, constants[i].optional);
         put_name(out, constants[i].name);
+    }
+    const msl_refusal *refused = msl_module_refusals(m, &n);
+    put_u32(out, (uint32_t)n);
+    for (size_t i = 0; i < n; i++) {
+        put_name(out, refused[i].host_name);
+        put_name(out, refused[i].message);
     }
     return !out->failed;
 }
@@ -118,6 +125,9 @@ static void get_arg(cursor *c, msl_arg *a) {
     a->arg.kind = (sl_gpu_arg_kind)get_below(c, SL_GPU_ARG_THREADGROUP + 1);
     a->arg.slot = (int)get_below(c, SL_GPU_SLOTS);
     a->arg.least = get_u32(c);
+    a->arg.align = get_below(c, MOST_ALIGN + 1);
+    if (a->arg.align & (a->arg.align - 1))
+        c->bad = true;
     a->arg.unused = get_below(c, 2);
     a->condition = (int)get_u32(c);
     a->atomic = get_below(c, 2);
@@ -130,7 +140,7 @@ static void get_kernel(cursor *c, msl_kernel *k) {
     k->entry = get_name(c, NAME_MOST);
     k->line = (int)get_u32(c);
     k->max_threads = get_u32(c);
-    msl_arg *args = get_array(c, &k->arg_count, sizeof *args, 28);
+    msl_arg *args = get_array(c, &k->arg_count, sizeof *args, 32);
     k->args = args;
     for (size_t i = 0; i < k->arg_count && !c->bad; i++)
         get_arg(c, &args[i]);
@@ -159,6 +169,11 @@ bool gpu_table_read(const void *bytes, size_t size, gpu_table *t, sl_error *err)
         t->constants[i].type = (sl_gpu_type)get_below(&c, SL_GPU_HALF + 1);
         t->constants[i].optional = get_below(&c, 2);
         t->constants[i].name = get_name(&c, NAME_MOST);
+    }
+    t->refused = get_array(&c, &t->refused_count, sizeof *t->refused, 8);
+    for (size_t i = 0; i < t->refused_count && !c.bad; i++) {
+        t->refused[i].host_name = get_name(&c, NAME_MOST);
+        t->refused[i].message = get_name(&c, NAME_MOST);
     }
     if (!c.bad)
         check_conditions(&c, t);

@@ -94,7 +94,7 @@ typedef struct sl_weights_args {
     uint64_t side_bytes; /* of scales, and of biases */
     uint32_t rows, cols;
     uint32_t group_shift; /* affine: log2 of the group, 5..7 */
-    float scale;          /* half tiles: a power of two that brings |w| below 65504; 1 for any ordinary matrix */
+    uint32_t reserved;
 } sl_weights_args;
 SL_ARGS_AT(sl_weights_args, side_bytes, 8);
 SL_ARGS_AT(sl_weights_args, rows, 16);

@@ -6,7 +6,7 @@
 //                                    is absent are left to another pass
 //
 // x is half with a power-of-two scale per row (to_half of rows.metal); weights become half in threadgroup memory as
-// scale * code + bias, times a power of two for matrices that leave half's range; products are summed in float.
+// scale * code + bias (a matrix with values beyond half's 65504 is none that a model has); products are summed in float.
 //
 // Geometry: threadgroup (128) = 2 x 2 SIMD-groups, a tile of 32 rows of x by 64 rows of W, each SIMD-group 16 by 32;
 // grid (ceil(W.rows / 64), ceil(rows / 32)) or (ceil(W.rows / 64), tiles). A step along the columns is two units of
@@ -42,8 +42,7 @@ struct tile_memory {
 
 // A unit as 32 halves; none: zeros.
 template <typename F>
-inline void stage_weights(threadgroup half *to, thread const weight_row &row, uint u, thread const weights &w,
-                          float scale) {
+inline void stage_weights(threadgroup half *to, thread const weight_row &row, uint u, thread const weights &w) {
     if (u >= unit_count(w)) {
         for (uint i = 0; i < 8; i++)
             *(threadgroup half4 *)(to + 4 * i) = half4(0.0h);
@@ -51,12 +50,12 @@ inline void stage_weights(threadgroup half *to, thread const weight_row &row, ui
     }
     typename F::unit q;
     F::load(q, row, u, w);
-    float2 s = F::scale(q) * scale, b = fma(float2(-F::offset), s, F::bias(q) * scale);
+    float2 s = F::scale(q), b = fma(float2(-F::offset), s, F::bias(q));
 #pragma unroll
     for (uint i = 0; i < 4; i++) {
         float4 low = F::low(q, i), high = F::high(q, i);
-        *(threadgroup half4 *)(to + 4 * i) = half4(F::plain ? low * scale : fma(low, float4(s.x), float4(b.x)));
-        *(threadgroup half4 *)(to + 16 + 4 * i) = half4(F::plain ? high * scale : fma(high, float4(s.y), float4(b.y)));
+        *(threadgroup half4 *)(to + 4 * i) = half4(F::plain ? low : fma(low, float4(s.x), float4(b.x)));
+        *(threadgroup half4 *)(to + 16 + 4 * i) = half4(F::plain ? high : fma(high, float4(s.y), float4(b.y)));
     }
 }
 
@@ -72,8 +71,8 @@ template <typename F> inline void load_run(thread uint4 *v, device const half *x
 
 // y tile [32][64] = x rows . W rows, in memory as floats; x_row: this thread's row of x (thread / 4), null: none.
 template <typename F>
-inline threadgroup const float *multiply_tile(threadgroup tile_memory &memory, thread const weights &w, float scale,
-                                              uint w_row, device const half *x_row, uint thread_at, uint simd) {
+inline threadgroup const float *multiply_tile(threadgroup tile_memory &memory, thread const weights &w, uint w_row,
+                                              device const half *x_row, uint thread_at, uint simd) {
     uint x_part = thread_at & 3, w_part = thread_at & 1;
     threadgroup uint4 *x_to = (threadgroup uint4 *)(memory.at + (thread_at >> 2) * TILE_STRIDE + x_part * 16);
     threadgroup half *w_to = memory.at + W_TILE + (thread_at >> 1) * TILE_STRIDE + w_part * 32;
@@ -90,7 +89,7 @@ inline threadgroup const float *multiply_tile(threadgroup tile_memory &memory, t
         threadgroup_barrier(mem_flags::mem_threadgroup);
         x_to[0] = xv[0];
         x_to[1] = xv[1];
-        stage_weights<F>(w_to, row, u + w_part, w, scale);
+        stage_weights<F>(w_to, row, u + w_part, w);
         threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
         for (uint k = 0; k < TILE_COLS; k += 16) {
@@ -127,12 +126,12 @@ matmul(constant sl_matmul_args &a [[buffer(0)]], device const uchar *codes [[buf
     weights w = make_weights(a.w, codes, scales, biases);
     uint mine = first + (thread_at >> 2);
     device const half *x_row = mine < rows ? x + ulong(mine) * a.x_stride : nullptr;
-    threadgroup const float *tile = multiply_tile<F>(memory, w, a.w.scale, w_row, x_row, thread_at, simd);
+    threadgroup const float *tile = multiply_tile<F>(memory, w, w_row, x_row, thread_at, simd);
     uint count = min(rows - first, uint(SL_MATMUL_TOKENS)), r = thread_at & 63, out = w_row + r;
     if (out >= w.rows)
         return;
     for (uint i = thread_at >> 6; i < count; i += 2) {
-        float v = tile[i * OUT_STRIDE + r] * (unscale[first + i] / a.w.scale);
+        float v = tile[i * OUT_STRIDE + r] * unscale[first + i];
         device float *to = y + ulong(first + i) * a.y_stride + out;
         if (fc_add)
             v = *to + v;
@@ -172,13 +171,13 @@ matmul_expert(constant sl_expert_args &a [[buffer(0)]], device const ulong *tabl
                              sl_present(entry[2]) ? sl_at(slabs, entry[2]) : codes);
     uint mine = first + (thread_at >> 2);
     device const half *x_row = mine < end ? x + ulong(source_of(a, mine, uint(pairs[mine]))) * a.x_stride : nullptr;
-    threadgroup const float *tile = multiply_tile<F>(memory, w, a.w.scale, w_row, x_row, thread_at, simd);
+    threadgroup const float *tile = multiply_tile<F>(memory, w, w_row, x_row, thread_at, simd);
     uint count = end - first, r = thread_at & 63, out = w_row + r;
     if (out >= w.rows)
         return;
     for (uint i = thread_at >> 6; i < count; i += 2) {
         uint place = first + i, pair = uint(pairs[place]);
-        float v = tile[i * OUT_STRIDE + r] * (unscale[source_of(a, place, pair)] / a.w.scale);
+        float v = tile[i * OUT_STRIDE + r] * unscale[source_of(a, place, pair)];
         y[ulong(fc_leaves ? pair : place) * a.y_stride + out] = v;
         if (fc_leaves && out == 0)
             done[pair] = 1;

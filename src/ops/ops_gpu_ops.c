@@ -34,8 +34,7 @@ sl_weights_args gpu_weights_args(const sl_matrix *m) {
                              .side_bytes = m->row_bytes[1],
                              .rows = (uint32_t)m->rows,
                              .cols = (uint32_t)m->cols,
-                             .group_shift = m->group ? shift : 0,
-                             .scale = 1.0f};
+                             .group_shift = m->group ? shift : 0};
 }
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */

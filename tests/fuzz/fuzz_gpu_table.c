@@ -16,14 +16,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         const msl_kernel *k = &t.kernels[i];
         touched += strlen(k->name) + strlen(k->entry);
         for (size_t a = 0; a < k->arg_count; a++) {
-            if (k->args[a].arg.slot < 0 || k->args[a].arg.slot >= SL_GPU_SLOTS ||
-                k->args[a].condition >= (int)t.constant_count || memchr(k->args[a].arg.name, 0, 64) == NULL)
+            if ((k->args[a].arg.align & (k->args[a].arg.align - 1)) != 0 || k->args[a].arg.slot < 0 ||
+                k->args[a].arg.slot >= SL_GPU_SLOTS || k->args[a].condition >= (int)t.constant_count ||
+                memchr(k->args[a].arg.name, 0, 64) == NULL)
                 __builtin_trap();
             touched += strlen(k->args[a].arg.name);
         }
     }
     for (size_t i = 0; i < t.constant_count; i++)
         touched += strlen(t.constants[i].name);
+    for (size_t i = 0; i < t.refused_count; i++)
+        touched += strlen(t.refused[i].host_name) + strlen(t.refused[i].message);
     if (touched > 2 * size)
         __builtin_trap();
     gpu_table_free(&t);

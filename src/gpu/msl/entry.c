@@ -17,6 +17,12 @@ static int condition_of(const tr *m, const msl_parameter *p) {
     return -2;
 }
 
+/* 0: not known. */
+static uint32_t alignment(const tr *m, const msl_parameter *p, const msl_binding *b) {
+    msl_layout l = msl_type_layout(m, p->type, b);
+    return l.size > 0 && l.align <= 256 && p->kind == MSL_PARAMETER_BUFFER ? (uint32_t)l.align : 0;
+}
+
 static uint32_t least_bytes(const tr *m, const msl_parameter *p, const msl_binding *b) {
     uint64_t size = msl_type_layout(m, p->type, b).size;
     for (size_t i = p->dimensions.begin; i < p->dimensions.end && msl_here(m, i, "["); i = msl_behind(m, i)) {
@@ -84,6 +90,7 @@ static bool build_args(tr *m, const msl_instance *x, msl_kernel *k) {
             continue;
         msl_arg a = {.arg = {.kind = p->arg, .slot = slots[i]}, .condition = condition_of(m, p), .atomic = p->atomic};
         a.arg.least = least_bytes(m, p, d->is_template ? &binding : NULL);
+        a.arg.align = alignment(m, p, d->is_template ? &binding : NULL);
         snprintf(a.arg.name, sizeof a.arg.name, "%.*s", (int)p->name.size, p->name.text);
         size_t at = n++;
         for (; at > 0 && before(&a, &args[at - 1]); at--)

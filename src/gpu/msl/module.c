@@ -159,6 +159,11 @@ const msl_kernel *msl_module_find(const msl_module *m, const char *name) {
     return NULL;
 }
 
+const msl_refusal *msl_module_refusals(const msl_module *m, size_t *count) {
+    *count = m->refused_count;
+    return m->refused;
+}
+
 const char *msl_module_refused(const msl_module *m, const char *name) {
     for (size_t i = 0; i < m->refused_count; i++)
         if (strcmp(m->refused[i].host_name, name) == 0)

@@ -51,6 +51,11 @@ typedef struct msl_kernel {
     uint32_t threadgroup_memory; /* bytes that its body declares; 0: none, or not known from the source alone */
 } msl_kernel;
 
+/* A kernel that was left out, because it uses textures, say: a source's other kernels are translated all the same. */
+typedef struct msl_refusal {
+    const char *host_name, *message;
+} msl_refusal;
+
 typedef struct msl_module msl_module;
 
 /* source: n bytes. NULL on error: FILE:LINE: what. */
@@ -61,8 +66,8 @@ const char *msl_module_code(const msl_module *m, size_t *size);
 const msl_kernel *msl_module_kernels(const msl_module *m, size_t *count);
 const msl_constant *msl_module_constants(const msl_module *m, size_t *count);
 const msl_kernel *msl_module_find(const msl_module *m, const char *name);
-/* Why the kernel of that name was left out (it uses textures, say; a source's other kernels are translated all the
- * same); NULL: it was not. */
+const msl_refusal *msl_module_refusals(const msl_module *m, size_t *count);
+/* Why the kernel of that name was left out; NULL: it was not. */
 const char *msl_module_refused(const msl_module *m, const char *name);
 
 #endif

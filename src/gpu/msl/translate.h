@@ -104,10 +104,6 @@ typedef struct msl_late {
 } msl_late;
 
 /* A kernel that is left out because of what it uses. */
-typedef struct msl_refusal {
-    const char *host_name, *message;
-} msl_refusal;
-
 /* ---- functions that have a body, for checks over calls ------------------------------------------------------------
  */
 

@@ -318,12 +318,16 @@ static void hostile_tables_are_errors(void **state) {
     bench b = bench_open();
     gpu_library *l = gpu_take(b.library, GPU_LIBRARY, &err);
     sl_buf good = {0};
-    const uint32_t one_kernel[] = {1, 1, 'k', 1, 'k', 7, 0, 1, SL_GPU_ARG_READ, 3, 4, 0, (uint32_t)-1, 0, 0, 0};
+    const uint32_t one_kernel[] = {1, 1, 'k', 1, 'k', 7,   0, 1,  SL_GPU_ARG_READ, 3, 4, 8, 0, (uint32_t)-1,
+                                   0, 0, 0,   1, 1,   'k', 1, 'k'};
     for (size_t i = 0; i < SL_COUNT(one_kernel); i++)
         sl_buf_append(&good, &one_kernel[i], one_kernel[i] == 'k' ? 1 : 4);
     assert_true(gpu_table_read(good.data, good.size, &t, &err));
     assert_int_equal(t.kernel_count, 1);
     assert_int_equal(t.kernels[0].args[0].arg.slot, 3);
+    assert_int_equal(t.kernels[0].args[0].arg.align, 8);
+    assert_int_equal(t.refused_count, 1);
+    assert_string_equal(t.refused[0].message, "k");
     gpu_table_free(&t);
     for (size_t n = 0; n < good.size; n++)
         assert_false(gpu_table_read(good.data, n, &t, &err));

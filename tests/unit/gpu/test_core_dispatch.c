@@ -192,6 +192,11 @@ static void alignment_is_of_the_memory(void **state) {
     half[1].offset = 1;
     refused(&e, "kernel 'wide', slot 30 'out': it begins at byte 1 of its memory, expected a multiple of 2");
     half[1].offset = 0;
+    half[0].offset = 16;
+    accepted(&e);
+    half[0].offset = 8; /* a multiple of a word, and not of the type */
+    refused(&e, "kernel 'wide', slot 0 'x': it begins at byte 8 of its memory, expected a multiple of 16");
+    half[0].offset = 0;
     half[0].length = 15;
     refused(&e, "kernel 'wide', slot 0 'x': 15 bytes at offset 0, expected at least 16");
     sl_gpu_pipeline_free(wide);
@@ -391,6 +396,31 @@ static void a_pipeline_outlives_its_library(void **state) {
     example_close(&e);
 }
 
+/* A source's other kernels can be used, and who asks for the one that was left out is told why; also from the cache. */
+static void a_kernel_that_was_left_out_says_why(void **state) {
+    static const char source[] = "#include <metal_stdlib>\n"
+                                 "using namespace metal;\n"
+                                 "kernel void good(device float *x [[buffer(0)]]) { x[0] = 1; }\n"
+                                 "kernel void bad(texture2d<float> t [[texture(0)]], device float *x [[buffer(0)]]) {\n"
+                                 "    x[0] = t.read(uint2(0)).x;\n"
+                                 "}\n";
+    sl_error err = {0};
+    sl_gpu *g = fake_open("", &err);
+    sl_gpu_library *l = sl_gpu_library_new(g, source, sizeof source - 1, NULL, &err);
+    assert_non_null(l);
+    assert_int_equal(sl_gpu_library_count(l), 1);
+    sl_gpu_pipeline *p = sl_gpu_pipeline_new(l, "good", NULL, 0, &err);
+    assert_non_null(p);
+    assert_null(sl_gpu_pipeline_new(l, "bad", NULL, 0, &err));
+    expect_error(&err, SL_ERR_UNSUPPORTED,
+                 "no kernel 'bad' in the library, it was left out: kernel.metal:4: kernel bad: textures are not");
+    assert_null(sl_gpu_pipeline_new(l, "ugly", NULL, 0, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "no kernel 'ugly' in the library, which has good");
+    sl_gpu_pipeline_free(p);
+    sl_gpu_library_free(l);
+    sl_gpu_close(g);
+}
+
 /* Its arguments are not known: what is bound counts as written, limits still hold. */
 static void a_bare_metallib(void **state) {
     sl_error err = {0};
@@ -400,6 +430,7 @@ static void a_bare_metallib(void **state) {
     b.library = sl_gpu_library_load(b.g, "MTLBENDT", 8, &err);
     assert_non_null(b.library);
     assert_int_equal(sl_gpu_library_count(b.library), 0);
+    assert_non_null(strstr(fake_log(), "a .metallib has no table of its kernels' arguments: what is bound is not"));
     sl_gpu_constant c = {.id = 4, .type = SL_GPU_INT};
     b.add = sl_gpu_pipeline_new(b.library, "anything", &c, 1, &err);
     assert_non_null(b.add);
@@ -467,6 +498,7 @@ int main(void) {
         cmocka_unit_test_setup(entries_and_constants, fake_reset),
         cmocka_unit_test_setup(optional_arguments, fake_reset),
         cmocka_unit_test_setup(a_pipeline_outlives_its_library, fake_reset),
+        cmocka_unit_test_setup(a_kernel_that_was_left_out_says_why, fake_reset),
         cmocka_unit_test_setup(a_bare_metallib, fake_reset),
         cmocka_unit_test_setup(copies_and_fills, fake_reset),
     };

@@ -321,8 +321,7 @@ sl_weights_args kernel_weights(const sl_matrix *m) {
                              .side_bytes = m->row_bytes[1],
                              .rows = (uint32_t)m->rows,
                              .cols = (uint32_t)m->cols,
-                             .group_shift = shift,
-                             .scale = 1};
+                             .group_shift = shift};
 }
 
 /* ---- variants, experts ------------------------------------------------------------------------------------------- */

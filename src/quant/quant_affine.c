@@ -4,6 +4,9 @@
 
 #include <math.h>
 
+/* 2^23: added to 0 .. 2^22 it leaves the nearest integer, ties to even, in the low bits of the sum. */
+#define ROUND 8388608.0f
+
 /* ---- storing ----------------------------------------------------------------------------------------------------- */
 
 /* v as a side type can hold it. */
@@ -31,12 +34,20 @@ static void put_side(float v, sl_format_id side, uint8_t *base, int64_t index) {
     }
 }
 
+/* Held within the codes before rounding, so that all of it is arithmetic without branches; NaN is 0. */
 static void put_codes(const float *x, int group, int bits, float scale, float bias, uint8_t *out) {
-    int top = (1 << bits) - 1;
+    float top = (float)((1 << bits) - 1);
     for (int i = 0; i < group; i += 8, out += bits) {
+        uint32_t q[8];
         uint64_t eight = 0;
         for (int k = 0; k < 8; k++) {
-            eight |= (uint64_t)quant_code_of(rintf((x[i + k] - bias) / scale), top) << bits * k;
+            float v = (x[i + k] - bias) / scale;
+            v = v > 0 ? v : 0;
+            v = v < top ? v : top;
+            q[k] = quant_bits_of(v + ROUND) - quant_bits_of(ROUND);
+        }
+        for (int k = 0; k < 8; k++) {
+            eight |= (uint64_t)q[k] << bits * k;
         }
         memcpy(out, &eight, (size_t)bits);
     }
@@ -83,6 +94,7 @@ typedef trial try_fn(const search *s, float scale, float bias);
 struct search {
     try_fn *try_codes;
     const float *x, *weight;
+    bool weighted; /* weights are not all 1 */
     int group, top;
     sl_format_id side;
     double sum_w, sum_wx; /* of weight, of weight * x */
@@ -112,7 +124,6 @@ INLINE float add_lanes(lanes v) {
 }
 
 INLINE trial try_with_lanes(const search *s, float scale, float bias) {
-    const float round = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer, ties to even */
     lanes error = {0}, sum_q = {0}, sum_qq = {0}, sum_qx = {0}, zero = {0};
     lanes top = zero + (float)s->top;
     float inverse = 1.0f / scale;
@@ -121,7 +132,7 @@ INLINE trial try_with_lanes(const search *s, float scale, float bias) {
         lanes v = (x - bias) * inverse;
         v = choose(v < top, v, top);
         v = choose(v > zero, v, zero);
-        lanes q = (v + round) - round;
+        lanes q = (v + ROUND) - ROUND;
         lanes miss = x - (q * scale + bias);
         lanes wq = w * q;
         error += w * (miss * miss);
@@ -187,11 +198,18 @@ static void descend(search *s, float scale, float bias, int most) {
     }
 }
 
-/* What share of the range is cut off at the two ends, where a descent begins. Few codes want more cut off. */
+/* What share of the range is cut off at the two ends, where a descent begins. Few codes want more cut off, and so
+ * do ends whose columns count little. */
 static const struct {
     float low, high;
 } cuts[] = {{0, 0},         {0.03f, 0.03f}, {0.07f, 0.07f}, {0.12f, 0.12f}, {0.2f, 0.2f},
             {0.28f, 0.28f}, {0, 0.15f},     {0.15f, 0},     {0, 0.35f},     {0.35f, 0}};
+
+/* How many of them: with more codes the later ones find next to nothing. */
+static int cuts_tried(const search *s) {
+    int most = (int)SL_COUNT(cuts);
+    return s->top >= 255 ? 2 : s->top >= 31 ? 4 : s->top >= 15 && !s->weighted ? 6 : most;
+}
 
 static float next_stored(float v, sl_format_id side, int steps) {
     uint32_t unit = side == SL_BF16 ? 1u << 16 : side == SL_F16 ? 1u << 13 : 1u << 6;
@@ -212,8 +230,7 @@ static void search_group(search *s) {
     float min, max;
     quant_range_of(s->x, s->group, &min, &max);
     s->error = s->try_codes(s, s->scale, s->bias).error;
-    int n = s->top >= 255 ? 2 : s->top >= 31 ? 4 : (int)SL_COUNT(cuts);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0, n = cuts_tried(s); i < n; i++) {
         float low = min + cuts[i].low * (max - min), high = max - cuts[i].high * (max - min);
         descend(s, as_stored((high - low) / (float)s->top, s->side), as_stored(low, s->side), 5);
     }
@@ -225,6 +242,7 @@ static void search_group(search *s) {
 /* Sums of the weights; all zero: as if all were one. */
 static void weigh(search *s, const float *importance, const float *ones) {
     s->weight = importance ? importance : ones;
+    s->weighted = importance != NULL;
     for (int round = 0; round < 2; round++) {
         s->sum_w = s->sum_wx = 0;
         for (int i = 0; i < s->group; i++) {
@@ -235,6 +253,7 @@ static void weigh(search *s, const float *importance, const float *ones) {
             return;
         }
         s->weight = ones;
+        s->weighted = false;
     }
 }
 

@@ -237,7 +237,7 @@ static bool affine_layout(sl_tensor *t, const sl_pack_affine *a, sl_error *err) 
         return sl_fail_prefix(err, "--experts %dbit --group %d", (int)a->bits, (int)a->group);
     }
     for (int i = 0; i < 3; i++) {
-        t->part[i].bytes = (uint64_t)m.rows * m.row_bytes[i];
+        t->part[i].bytes = sl_matrix_part_bytes(&m, i);
     }
     return true;
 }

@@ -415,10 +415,24 @@ static bool write_file(sl_pack_writer *w, size_t file, const float *importance, 
 /* ---- the whole ----------------------------------------------------------------------------------------------------
  */
 
+static bool is_there(const sl_pack_writer *w, const pack_side *s) {
+    sl_error ignored;
+    size_t n = 0;
+    char *path = sl_path_join(w->out, s->name);
+    char *text = path && sl_path_exists(path) ? sl_read_text(path, CKPT_SIDE_FILE_LIMIT, &n, &ignored) : NULL;
+    bool same = text && n == s->bytes && pack_sum(text, n) == s->sum;
+    free(text);
+    free(path);
+    return same;
+}
+
 static bool write_sides(sl_pack_writer *w, sl_error *err) {
     for (size_t i = 0; i < w->plan->side_count; i++) {
         const pack_side *s = &w->plan->sides[i];
         size_t n = 0;
+        if (is_there(w, s)) {
+            continue;
+        }
         uint8_t *bytes = pack_side_bytes(w->job.source, s->name, &n, err);
         bool ok = bytes && (n == s->bytes && pack_sum(bytes, n) == s->sum
                                 ? pack_target_put(w->out, s->name, bytes, n, err)

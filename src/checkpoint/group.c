@@ -113,7 +113,7 @@ static bool group_by_method(group *g, const json_t *config, sl_error *err) {
         if (g->quant && !json_is_object(g->quant)) {
             return sl_fail(err, SL_ERR_FORMAT, "%s: %s is not an object", g->config_path, g->field);
         }
-        if (g->quant && !json_object_get(g->quant, "quant_method")) {
+        if (g->quant && (i == 0 || !json_object_get(g->quant, "quant_method"))) {
             return mlx_group(g, err);
         }
     }

@@ -103,8 +103,8 @@ void sl_affine_quantize(const float *x, int64_t n, int bits, int group, sl_forma
 /* As sl_affine_quantize for rows of cols floats (cols a multiple of group), with scale and bias of each group searched
  * for a small error: the sum over a row's columns of importance[col] * (w - what is stored)^2, never larger than that
  * of sl_affine_quantize. importance: cols numbers >= 0, the same for all rows (of an expert's projection: the mean
- * square of its input column); NULL: all 1. Returns the sum of the errors: NaN where w has a value that is not finite,
- * infinite where side cannot hold a scale. The bytes depend on the arguments only, not on the machine. */
+ * square of its input column); NULL: all 1. Returns the sum of the errors, which is not finite where w has a value that
+ * is not, or side cannot hold a scale or bias. The bytes depend on the arguments only, not on the machine. */
 double sl_requantize(int bits, int group, sl_format_id side, int64_t rows, int64_t cols, const float *w,
                      const float *importance, void *codes, void *scales, void *biases);
 

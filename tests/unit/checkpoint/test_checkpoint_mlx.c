@@ -208,6 +208,7 @@ static void names_of_the_field(void **state) {
         "{\"quantization_config\":{\"group_size\":64,\"bits\":4}}",
         "{\"quantization\":null,\"quantization_config\":{\"group_size\":64,\"bits\":4}}",
         "{\"quantization\":{\"group_size\":64,\"bits\":4},\"quantization_config\":{\"quant_method\":\"fp8\"}}",
+        "{\"quantization\":{\"group_size\":64,\"bits\":4,\"quant_method\":\"x\"}}",
         "{\"text_config\":{\"quantization\":{\"group_size\":64,\"bits\":4}}}",
     };
     for (size_t i = 0; i < SL_COUNT(configs); i++) {

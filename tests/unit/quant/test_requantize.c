@@ -221,6 +221,9 @@ static void what_is_not_finite_is_told(void **state) {
         w[40] = bad[k];
         assert_true(isnan(sl_requantize(4, 32, SL_F16, 1, 64, w, NULL, codes, scales, biases)));
     }
+    w[40] = 1e7f; /* more than a half can be */
+    assert_false(isfinite(sl_requantize(4, 32, SL_F16, 1, 64, w, NULL, codes, scales, biases)));
+    assert_true(isfinite(sl_requantize(4, 32, SL_BF16, 1, 64, w, NULL, codes, scales, biases)));
 }
 
 /* A group whose columns are never used is stored as if all counted the same. */

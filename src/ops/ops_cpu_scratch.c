@@ -40,11 +40,11 @@ static uint64_t lay_out(const sl_ops_cpu *o, const scratch_extent *e, uint8_t *b
     s->shared_gate = take(&c, rows * sizeof(float));
     s->cos_sin = take(&c, rows * (uint64_t)e->rope_dims * sizeof(float));
     s->blocks = take(&c, (rows + 1) * sizeof(int32_t));
-    uint64_t products = cpu_scratch_bytes(sl_max_i64(e->widest, e->inner));
-    uint64_t attention = (uint64_t)e->attention_floats * sizeof(float);
-    uint64_t keys = (uint64_t)sl_max_i64(e->experts, e->head_floats) * sizeof(float);
-    uint64_t most = products > attention ? products : attention;
-    s->thread_bytes = sl_round_up(most > keys ? most : keys, 4096);
+    int64_t floats =
+        sl_max_i64(sl_max_i64(e->attention_floats, e->delta_floats), sl_max_i64(e->experts, e->head_floats));
+    s->thread_bytes = (uint64_t)sl_max_i64((int64_t)cpu_scratch_bytes(sl_max_i64(e->widest, e->inner)),
+                                           floats * (int64_t)sizeof(float));
+    s->thread_bytes = sl_round_up(s->thread_bytes, 4096);
     s->thread = take(&c, s->thread_bytes * (uint64_t)sl_pool_threads(o->pool));
     return c.at;
 }

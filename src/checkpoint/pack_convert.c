@@ -59,7 +59,7 @@ static void convert_rows(void *ctx, int64_t begin, int64_t end, int worker) {
                                      j->importance, j->part[0] + (uint64_t)row * j->to.row_bytes[0],
                                      j->part[1] + (uint64_t)row * j->to.row_bytes[1],
                                      j->part[2] + (uint64_t)row * j->to.row_bytes[2]);
-        if (isnan(error)) {
+        if (!isfinite(error)) {
             atomic_store(&j->broken, true);
         }
     }

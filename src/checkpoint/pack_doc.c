@@ -142,6 +142,20 @@ static void put_layer(sl_buf *b, const pack_layer *l, bool sums) {
     sl_buf_puts(b, "]}");
 }
 
+bool pack_doc_seal(char *text, size_t n) {
+    static const char field[] = "\"checksum\": \"";
+    char digits[sizeof SUM_ZERO];
+    char *place = strstr(text, field);
+    if (!place || strlen(place) < strlen(field) + strlen(SUM_ZERO)) {
+        return false;
+    }
+    place += strlen(field);
+    memcpy(place, SUM_ZERO, strlen(SUM_ZERO));
+    snprintf(digits, sizeof digits, "%016" PRIx64, pack_sum(text, n));
+    memcpy(place, digits, strlen(SUM_ZERO));
+    return true;
+}
+
 char *pack_doc_write(const pack *p, bool sums, size_t *size) {
     sl_buf b = {0};
     sl_buf_printf(&b, "{\"sluice_pack\": %d, \"checksum\": \"" SUM_ZERO "\",\n", SL_PACK_VERSION);
@@ -155,11 +169,8 @@ char *pack_doc_write(const pack *p, bool sums, size_t *size) {
     }
     sl_buf_puts(&b, "]}\n");
     char *text = sl_buf_take(&b, size);
-    char *place = text ? strstr(text, SUM_ZERO) : NULL;
-    if (place) {
-        char digits[sizeof SUM_ZERO];
-        snprintf(digits, sizeof digits, "%016" PRIx64, pack_sum(text, *size));
-        memcpy(place, digits, sizeof SUM_ZERO - 1);
+    if (text) {
+        pack_doc_seal(text, *size);
     }
     return text;
 }

@@ -62,6 +62,8 @@ typedef struct pack {
 /* The text of pack.json (allocated, NULL: out of memory). sums false: all checksums of contents as zero, which makes
  * the text a description of the job. */
 char *pack_doc_write(const pack *p, bool sums, size_t *size);
+/* Puts the checksum of a text in its place; false: it has no place for one. */
+bool pack_doc_seal(char *text, size_t n);
 /* From text; every field is checked against the others, not against the files. path: for messages. */
 pack *pack_doc_parse(const char *text, size_t n, const char *path, sl_error *err);
 pack *pack_doc_load(const char *dir, sl_error *err);

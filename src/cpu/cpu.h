@@ -13,14 +13,17 @@
  * row of y is NaN, never a plausible number.
  *
  * Mode q8, weights. 32 codes of a row times 32 q make one exact integer I_b, constant offsets of codes and integer
- * scales of half blocks included (Q2_K, Q3_K, Q6_K). The codes of IQ4_NL, IQ4_XS, MXFP4 are the int8 values that they
- * stand for (MXFP4: doubled). s_b and m_b are scale and bias of the block in f32:
- *     Q4_0, Q5_0, Q8_0, Q6_K, Q3_K, IQ4_NL   s = d
- *     IQ4_XS                                 s = d * sc
- *     MXFP4                                  s = 2^(e - 128)
- *     Q4_1, Q5_1, affine                     s = d (scale), m = m (bias)
- *     Q4_K, Q5_K                             s = d * sc, m = -(dmin * min)
- *     Q2_K                                   s = d; M_b below
+ * scales of half blocks included. Codes that stand for values are these int8 values: IQ4's, doubled ones of MXFP4,
+ * signed rows of grids (IQ2, IQ3), 8 * row +- 1 (IQ1). s_b and m_b are scale and bias of the block in f32:
+ *     Q4_0, Q5_0, Q8_0, IQ4_NL, TQ2_0     s = d
+ *     Q6_K, Q3_K                          s = d, halves * sc
+ *     Q2_K                                s = d, halves * sc; M_b below
+ *     IQ4_XS                              s = d * sc
+ *     MXFP4                               s = 2^(e - 128)
+ *     IQ2_XXS, IQ1_S; IQ3_XXS; IQ3_S      s = (d / 8; d / 4; d) * (2 * sc + 1)
+ *     IQ2_XS, IQ2_S, IQ1_M                s = d / 8, halves * (2 * sc + 1)
+ *     Q4_1, Q5_1, affine                  s = d (scale), m = m (bias)
+ *     Q4_K, Q5_K                          s = d * sc, m = -(dmin * min)
  *
  * Mode q8, sum. Four partial sums from +0, blocks b ascending, b into number b mod 4:
  *     a = fma(s_b * d_b, (float)I_b, a), then, for formats with a bias, a = fma(m_b, xs_b, a)
@@ -28,10 +31,10 @@
  * and y = (a0 + a2) + (a1 + a3). Why so: a matvec reduces the integers of 4 rows x 4 blocks to one 16-lane vector and
  * does the f32 work on that; a tile has rows as lanes and walks the blocks by b mod 4. Both give these bits.
  *
- * Mode q8, F32, F16, BF16, FP8 weights. Activations stay f32; w of FP8 is (value of code) * scale, rounded: with scales
- * of any size there is no integer form. 16 partial sums p[k mod 16] = fma(x_k, w_k, p), k ascending,
- * folded in halves: p[j] += p[j + 8] for j < 8, then + 4, + 2, + 1. Formats that are not named here: the same with
- * dequantised weights (quant.h): correct, and slow for few rows.
+ * Mode q8, F32, F16, BF16, FP8 weights. Activations stay f32; w of FP8 is (value / 256) * (256 * scale), rounded once
+ * (scales of any size: there is no integer form). 16 partial sums p[k mod 16] = fma(x_k, w_k, p), k ascending, folded
+ * in halves: p[j] += p[j + 8] for j < 8, then + 4, + 2, + 1. Formats not named here (NVFP4, TQ1_0): the same with
+ * dequantised weights, rows of them at a time: correct, and slow for few rows of activations.
  *
  * Mode exact (scalar code, the oracle; any format). f32 activations and dequantised weights, 8 partial sums by k mod 8
  * in double, folded in halves, rounded to f32 once.

@@ -32,11 +32,11 @@ CPU_INLINE __m512i load512(const void *p) {
     return _mm512_loadu_si512(p);
 }
 
-/* Q4_0 and Q4_1 take codes and scales from the same first 64 bytes of a unit. Unaligned loads of 64 bytes are what
- * limits the kernels (one per cycle), so these are done once: the barrier keeps the compiler from folding a load into
- * each use. */
+/* Q4_0, Q4_1 and IQ4_NL take codes and scales from the same first 64 bytes of a unit. Unaligned loads of 64 bytes are
+ * what limits the kernels (one per cycle), so these are done once: the barrier keeps the compiler from folding a load
+ * into each use. */
 CPU_INLINE __m512i load_head(sl_format_id f, const uint8_t *p) {
-    if (f != SL_Q4_0 && f != SL_Q4_1) {
+    if (f != SL_Q4_0 && f != SL_Q4_1 && f != SL_IQ4_NL) {
         return _mm512_setzero_si512();
     }
     __m512i v = load512(p);
@@ -48,6 +48,10 @@ CPU_INLINE codes nibbles(__m512i packed) {
     const __m512i mask = _mm512_set1_epi8(15);
     return (codes){_mm512_and_si512(packed, mask), _mm512_and_si512(_mm512_srli_epi16(packed, 4), mask)};
 }
+
+#define BYTE_RUN(a)                                                                                                    \
+    (a), (a) + 1, (a) + 2, (a) + 3, (a) + 4, (a) + 5, (a) + 6, (a) + 7, (a) + 8, (a) + 9, (a) + 10, (a) + 11,          \
+        (a) + 12, (a) + 13, (a) + 14, (a) + 15
 
 /* Word indices that bring 8 words from each of four starts into the lanes. */
 #define WORD_RUN(a)           (a), (a) + 1, (a) + 2, (a) + 3, (a) + 4, (a) + 5, (a) + 6, (a) + 7
@@ -174,6 +178,85 @@ CPU_INLINE quad unit_quad(sl_format_id f, const uint8_t *p, int step) {
     return (quad){.p = {p, p + n, p + 2 * n, p + 3 * n}, .half = step};
 }
 
+/* The 4-bit codes of formats that stand for values, as packed in the file, 16 bytes of each of 4 blocks. */
+CPU_INLINE bool has_values(sl_format_id f) {
+    return f == SL_IQ4_NL || f == SL_IQ4_XS || f == SL_MXFP4 || f == SL_MXFP4_SPLIT;
+}
+
+CPU_INLINE __m512i packed_values(sl_format_id f, const uint8_t *p, __m512i head, int step) {
+    switch (f) {
+    case SL_IQ4_NL:
+        return packed_q4_0(p, head);
+    case SL_IQ4_XS:
+        return load512(p + 8 + 64 * step);
+    case SL_MXFP4: {
+        const __m512i pick = (__m512i)(__v64qi){BYTE_RUN(1), BYTE_RUN(18), BYTE_RUN(35), BYTE_RUN(0)};
+        return _mm512_mask_broadcast_i32x4(_mm512_permutexvar_epi8(pick, load512(p)), 0xf000, load128(p + 52));
+    }
+    default:
+        return load512(p);
+    }
+}
+
+/* Plus 128. */
+CPU_INLINE codes codes_values(sl_format_id f, const uint8_t *p, __m512i head, int step) {
+    const bool mxfp4 = f == SL_MXFP4 || f == SL_MXFP4_SPLIT;
+    const __m512i value = _mm512_xor_si512(
+        _mm512_broadcast_i32x4(load128(mxfp4 ? quant_e2m1_doubled : quant_iq4_values)), _mm512_set1_epi8((char)0x80));
+    codes c = nibbles(packed_values(f, p, head, step));
+    if (f == SL_MXFP4_SPLIT) { /* even and odd columns */
+        c = (codes){_mm512_unpacklo_epi8(c.lo, c.hi), _mm512_unpackhi_epi8(c.lo, c.hi)};
+    }
+    return (codes){_mm512_shuffle_epi8(value, c.lo), _mm512_shuffle_epi8(value, c.hi)};
+}
+
+/* Two-bit codes of four runs: lane b is bits 2b.. of the 16 bytes at p. */
+CPU_INLINE __m512i two_bit_runs(const uint8_t *p) {
+    const __m512i right = (__m512i)(__v8di){0,
+                                            0,
+                                            0x0002000200020002,
+                                            0x0002000200020002,
+                                            0x0004000400040004,
+                                            0x0004000400040004,
+                                            0x0006000600060006,
+                                            0x0006000600060006};
+    return _mm512_and_si512(_mm512_srlv_epi16(_mm512_broadcast_i32x4(load128(p)), right), _mm512_set1_epi8(3));
+}
+
+/* The half blocks' scales, four bits each, in the 16-bit lanes of their block. */
+CPU_INLINE __m512i q2_k_scales(__m512i eight, int half) {
+    const __m512i each =
+        (__m512i)(__v8di){(int64_t)0x8000800080008000, (int64_t)0x8000800080008000, (int64_t)0x8002800280028002,
+                          (int64_t)0x8002800280028002, (int64_t)0x8004800480048004, (int64_t)0x8004800480048004,
+                          (int64_t)0x8006800680068006, (int64_t)0x8006800680068006};
+    return _mm512_shuffle_epi8(eight, half ? _mm512_or_si512(each, _mm512_set1_epi16(1)) : each);
+}
+
+CPU_INLINE codes codes_q2_k_step(const uint8_t *p, int step) {
+    uint64_t both;
+    memcpy(&both, p + 8 * step, sizeof both);
+    __m512i scales = _mm512_and_si512(_mm512_set1_epi64((int64_t)both), _mm512_set1_epi8(15));
+    const uint8_t *q = p + 16 + 32 * step;
+    return (codes){_mm512_mullo_epi16(two_bit_runs(q), q2_k_scales(scales, 0)),
+                   _mm512_mullo_epi16(two_bit_runs(q + 16), q2_k_scales(scales, 1))};
+}
+
+/* Plus 32. */
+CPU_INLINE __m512i q3_k_half(const uint8_t *low, const uint8_t *high, int step) {
+    const __m512i bit =
+        (__m512i)(__v8di){0x0101010101010101, 0x0101010101010101, 0x0202020202020202, 0x0202020202020202,
+                          0x0404040404040404, 0x0404040404040404, 0x0808080808080808, 0x0808080808080808};
+    __m512i v = _mm512_add_epi8(two_bit_runs(low), _mm512_set1_epi8(28));
+    __mmask64 set =
+        _mm512_test_epi8_mask(_mm512_broadcast_i32x4(load128(high)), step ? _mm512_slli_epi16(bit, 4) : bit);
+    return _mm512_mask_add_epi8(v, set, v, _mm512_set1_epi8(4));
+}
+
+CPU_INLINE codes codes_q3_k_step(const uint8_t *p, int step) {
+    const uint8_t *q = p + 32 + 32 * step;
+    return (codes){q3_k_half(q, p, step), q3_k_half(q + 16, p + 16, step)};
+}
+
 /* Block by block; signed codes plus 128. */
 CPU_INLINE codes unpack_step(sl_format_id f, const uint8_t *p, int step) {
     quad q = unit_quad(f, p, step);
@@ -207,8 +290,14 @@ CPU_INLINE codes load_codes(sl_format_id f, const uint8_t *p, __m512i head, int 
         return nibbles(load512(p));
     case SL_AFFINE8:
         return from_whole(load512(p), load512(p + 64));
+    case SL_Q2_K:
+        return codes_q2_k_step(p, step);
+    case SL_Q3_K:
+        return codes_q3_k_step(p, step);
     default:
-        return cpu_stream_bits(f) ? codes_stream_four(cpu_stream_bits(f), p) : unpack_step(f, p, step);
+        return cpu_stream_bits(f) ? codes_stream_four(cpu_stream_bits(f), p)
+               : has_values(f)    ? codes_values(f, p, head, step)
+                                  : unpack_step(f, p, step);
     }
 }
 
@@ -296,6 +385,18 @@ CPU_INLINE __m512 scales_iq4_xs(const uint8_t *const p[4], int step) {
     return _mm512_mul_ps(half_of_rows(p, 0), _mm512_cvtepi32_ps(_mm512_sub_epi32(n, _mm512_set1_epi32(32))));
 }
 
+CPU_INLINE __m128 grid_units(sl_format_id f, const uint8_t *const p[4]) {
+    return _mm_setr_ps(grid_unit(f, p[0]), grid_unit(f, p[1]), grid_unit(f, p[2]), grid_unit(f, p[3]));
+}
+
+CPU_INLINE __m512 scales_grid(sl_format_id f, const uint8_t *const p[4], int step) {
+    quad q[4] = {unit_quad(f, p[0], step), unit_quad(f, p[1], step), unit_quad(f, p[2], step),
+                 unit_quad(f, p[3], step)};
+    __m512i n =
+        bytes_of_rows(grid_scales(f, &q[0]), grid_scales(f, &q[1]), grid_scales(f, &q[2]), grid_scales(f, &q[3]));
+    return _mm512_mul_ps(_mm512_broadcast_f32x4(grid_units(f, p)), _mm512_cvtepi32_ps(n));
+}
+
 /* As four_e8m0. */
 CPU_INLINE __m512 scales_mxfp4(const uint8_t *const p[4]) {
     quad q[4] = {unit_quad(SL_MXFP4, p[0], 0), unit_quad(SL_MXFP4, p[1], 0), unit_quad(SL_MXFP4, p[2], 0),
@@ -320,6 +421,7 @@ CPU_INLINE __m512i minima_q2_k(const uint8_t *const p[4], int step) {
 CPU_INLINE void load_scales(sl_format_id f, const uint8_t *const p[4], const __m512i head[4], scales out[2]) {
     switch (f) {
     case SL_Q4_0:
+    case SL_IQ4_NL:
         out[0].s = halves_within(head, 0, 9, 18, 27);
         break;
     case SL_Q4_1:
@@ -346,8 +448,20 @@ CPU_INLINE void load_scales(sl_format_id f, const uint8_t *const p[4], const __m
         out[0].minima = minima_q2_k(p, 0);
         out[1].minima = minima_q2_k(p, 1);
         break;
-    case SL_IQ4_NL:
-        out[0].s = halves_apart(p, 0, 18);
+    case SL_TQ2_0:
+        out[0].s = out[1].s = half_of_rows(p, 64);
+        break;
+    case SL_IQ2_XS:
+    case SL_IQ2_S:
+    case SL_IQ1_M:
+        out[0].s = out[1].s = _mm512_broadcast_f32x4(grid_units(f, p));
+        break;
+    case SL_IQ2_XXS:
+    case SL_IQ3_XXS:
+    case SL_IQ3_S:
+    case SL_IQ1_S:
+        out[0].s = scales_grid(f, p, 0);
+        out[1].s = scales_grid(f, p, 1);
         break;
     case SL_IQ4_XS:
         out[0].s = scales_iq4_xs(p, 0);

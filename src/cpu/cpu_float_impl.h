@@ -21,7 +21,7 @@ V_INLINE int64_t weight_bytes(sl_format_id f) {
     return f == SL_F32 ? 4 : f == SL_FP8 ? 1 : 2;
 }
 
-/* FP8: values of codes, to be scaled. */
+/* FP8: values of codes / 256, which is what an instruction makes of them, to be scaled. */
 V_INLINE sixteen load_weights(sl_format_id f, const uint8_t *p) {
     return f == SL_F32   ? sixteen_load(p)
            : f == SL_F16 ? sixteen_load_f16(p)
@@ -32,15 +32,16 @@ V_INLINE sixteen load_weights(sl_format_id f, const uint8_t *p) {
 V_INLINE float weight_at(sl_format_id f, const uint8_t *p) {
     return f == SL_F32   ? quant_f32(p)
            : f == SL_F16 ? sl_f16_to_f32(quant_u16(p))
-           : f == SL_FP8 ? quant_e4m3(p[0])
+           : f == SL_FP8 ? quant_e4m3(p[0]) * 0x1p-8f
                          : sl_bf16_to_f32(quant_u16(p));
 }
 
-/* FP8: the scales of R rows from `row` on at columns k .. k + 127. */
-V_INLINE void load_block_scales(const sl_matrix *m, int64_t row, int R, int64_t k, float *scale) {
-    for (int r = 0; r < R; r++) {
-        scale[r] = quant_fp8_scale(m, row + r, k);
-    }
+/* FP8: 256 times a row's scale at columns 128 * at .. 128 * at + 127; p: where its scales begin. */
+V_INLINE float block_scale(const sl_matrix *m, const uint8_t *p, int64_t at) {
+    float s = m->side == SL_F32   ? quant_f32(p + 4 * at)
+              : m->side == SL_F16 ? sl_f16_to_f32(quant_u16(p + 2 * at))
+                                  : sl_bf16_to_f32(quant_u16(p + 2 * at));
+    return s * 256.0f;
 }
 
 /* Asks for what a row-by-row reader of W reaches 16 KiB later (rows are contiguous; R of them are read side by side):
@@ -58,7 +59,11 @@ V_INLINE void float_block(sl_format_id f, int R, int A, const sl_matrix *m, int6
     const uint64_t stride = m->row_bytes[0];
     const uint8_t *w = m->part[0] + (uint64_t)row * stride;
     const int64_t cols = m->cols;
+    const uint8_t *side[4] = {NULL};
     float scale[4] = {1, 1, 1, 1};
+    for (int r = 0; f == SL_FP8 && r < R; r++) {
+        side[r] = m->part[1] + (uint64_t)quant_fp8_scale_row(m, row + r) * m->row_bytes[1];
+    }
     sixteen sum[4][4];
     int64_t k = 0;
 #pragma GCC unroll 4
@@ -74,7 +79,10 @@ V_INLINE void float_block(sl_format_id f, int R, int A, const sl_matrix *m, int6
             float_prefetch(f, R, w, k);
         }
         if (f == SL_FP8 && k % 128 == 0) {
-            load_block_scales(m, row, R, k, scale);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
+                scale[r] = block_scale(m, side[r], k / 128);
+            }
         }
 #pragma GCC unroll 4
         for (int a = 0; a < A; a++) {
@@ -90,8 +98,8 @@ V_INLINE void float_block(sl_format_id f, int R, int A, const sl_matrix *m, int6
             }
         }
     }
-    if (f == SL_FP8 && k < cols) {
-        load_block_scales(m, row, R, k, scale);
+    for (int r = 0; f == SL_FP8 && k < cols && r < R; r++) {
+        scale[r] = block_scale(m, side[r], k / 128);
     }
     for (int r = 0; r < R; r++) {
         for (int a = 0; a < A; a++) {

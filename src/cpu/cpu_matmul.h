@@ -109,12 +109,19 @@ CPU_INLINE bool cpu_has_bias(sl_format_id f) {
 
 /* The two halves of a block of 32 have integer scales of their own. */
 CPU_INLINE bool cpu_has_halves(sl_format_id f) {
-    return f == SL_Q6_K || f == SL_Q3_K;
+    return f == SL_Q6_K || f == SL_Q3_K || f == SL_IQ2_XS || f == SL_IQ2_S || f == SL_IQ1_M;
+}
+
+/* Codes choose rows of a grid. */
+CPU_INLINE bool cpu_is_grid(sl_format_id f) {
+    return f == SL_IQ2_XXS || f == SL_IQ2_XS || f == SL_IQ2_S || f == SL_IQ3_XXS || f == SL_IQ3_S || f == SL_IQ1_S ||
+           f == SL_IQ1_M;
 }
 
 /* Codes are signed bytes of any value. */
 CPU_INLINE bool cpu_is_signed(sl_format_id f) {
-    return f == SL_Q8_0 || f == SL_IQ4_NL || f == SL_IQ4_XS || f == SL_MXFP4 || f == SL_MXFP4_SPLIT;
+    return f == SL_Q8_0 || f == SL_IQ4_NL || f == SL_IQ4_XS || f == SL_MXFP4 || f == SL_MXFP4_SPLIT || f == SL_TQ2_0 ||
+           (cpu_is_grid(f) && !cpu_has_halves(f));
 }
 
 /* Products of int8 activations are written for it on every instruction set. */

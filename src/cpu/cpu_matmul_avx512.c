@@ -153,7 +153,8 @@ CPU_INLINE step_x load_x(sl_format_id f, const cpu_act *a, int64_t b) {
     } else if (cpu_is_signed(f)) {
         x.init_lo = in_first_lanes(a->neg128 + b);
     } else if (cpu_has_halves(f)) {
-        __m512i v = _mm512_castsi256_si512(load256(a->neg32 + 2 * b)), two = _mm512_slli_epi32(lane_block(), 1);
+        __m256i off = _mm256_slli_epi32(load256(a->neg32 + 2 * b), (unsigned)raised_by(f));
+        __m512i v = _mm512_castsi256_si512(off), two = _mm512_slli_epi32(lane_block(), 1);
         x.init_lo = _mm512_maskz_permutexvar_epi32(0x1111, two, v);
         x.init_hi = _mm512_maskz_permutexvar_epi32(0x1111, _mm512_add_epi32(two, _mm512_set1_epi32(1)), v);
     }
@@ -341,6 +342,14 @@ MATVECS(iq4_nl, SL_IQ4_NL)
 MATVECS(iq4_xs, SL_IQ4_XS)
 MATVECS(mxfp4, SL_MXFP4)
 MATVECS(mxfp4_split, SL_MXFP4_SPLIT)
+MATVECS(tq2_0, SL_TQ2_0)
+MATVECS(iq2_xxs, SL_IQ2_XXS)
+MATVECS(iq2_xs, SL_IQ2_XS)
+MATVECS(iq2_s, SL_IQ2_S)
+MATVECS(iq3_xxs, SL_IQ3_XXS)
+MATVECS(iq3_s, SL_IQ3_S)
+MATVECS(iq1_s, SL_IQ1_S)
+MATVECS(iq1_m, SL_IQ1_M)
 
 static matvec_fn *const matvecs[SL_FORMAT_COUNT][MATVEC_ACTS] = {
     [SL_Q4_0] = NAMES(q4_0),       [SL_Q4_1] = NAMES(q4_1),
@@ -353,6 +362,10 @@ static matvec_fn *const matvecs[SL_FORMAT_COUNT][MATVEC_ACTS] = {
     [SL_Q2_K] = NAMES(q2_k),       [SL_Q3_K] = NAMES(q3_k),
     [SL_IQ4_NL] = NAMES(iq4_nl),   [SL_IQ4_XS] = NAMES(iq4_xs),
     [SL_MXFP4] = NAMES(mxfp4),     [SL_MXFP4_SPLIT] = NAMES(mxfp4_split),
+    [SL_TQ2_0] = NAMES(tq2_0),     [SL_IQ2_XXS] = NAMES(iq2_xxs),
+    [SL_IQ2_XS] = NAMES(iq2_xs),   [SL_IQ2_S] = NAMES(iq2_s),
+    [SL_IQ3_XXS] = NAMES(iq3_xxs), [SL_IQ3_S] = NAMES(iq3_s),
+    [SL_IQ1_S] = NAMES(iq1_s),     [SL_IQ1_M] = NAMES(iq1_m),
 };
 
 static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,

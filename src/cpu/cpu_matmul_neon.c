@@ -218,6 +218,14 @@ MATVEC(iq4_nl, SL_IQ4_NL)
 MATVEC(iq4_xs, SL_IQ4_XS)
 MATVEC(mxfp4, SL_MXFP4)
 MATVEC(mxfp4_split, SL_MXFP4_SPLIT)
+MATVEC(tq2_0, SL_TQ2_0)
+MATVEC(iq2_xxs, SL_IQ2_XXS)
+MATVEC(iq2_xs, SL_IQ2_XS)
+MATVEC(iq2_s, SL_IQ2_S)
+MATVEC(iq3_xxs, SL_IQ3_XXS)
+MATVEC(iq3_s, SL_IQ3_S)
+MATVEC(iq1_s, SL_IQ1_S)
+MATVEC(iq1_m, SL_IQ1_M)
 
 static matvec_fn *const matvecs[SL_FORMAT_COUNT] = {
     [SL_Q4_0] = matvec_q4_0,       [SL_Q4_1] = matvec_q4_1,
@@ -230,6 +238,10 @@ static matvec_fn *const matvecs[SL_FORMAT_COUNT] = {
     [SL_Q2_K] = matvec_q2_k,       [SL_Q3_K] = matvec_q3_k,
     [SL_IQ4_NL] = matvec_iq4_nl,   [SL_IQ4_XS] = matvec_iq4_xs,
     [SL_MXFP4] = matvec_mxfp4,     [SL_MXFP4_SPLIT] = matvec_mxfp4_split,
+    [SL_TQ2_0] = matvec_tq2_0,     [SL_IQ2_XXS] = matvec_iq2_xxs,
+    [SL_IQ2_XS] = matvec_iq2_xs,   [SL_IQ2_S] = matvec_iq2_s,
+    [SL_IQ3_XXS] = matvec_iq3_xxs, [SL_IQ3_S] = matvec_iq3_s,
+    [SL_IQ1_S] = matvec_iq1_s,     [SL_IQ1_M] = matvec_iq1_m,
 };
 
 static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,

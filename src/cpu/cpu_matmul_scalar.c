@@ -1,6 +1,7 @@
 /* The matrix products in plain C: the numbers of cpu.h in their simplest form. Every other instruction set is compared
  * with this one bit for bit. */
 #include "cpu/cpu_float_impl.h"
+#include "cpu/cpu_grid.h"
 #include "cpu/cpu_matmul.h"
 #include "quant/quant_bits.h"
 
@@ -144,6 +145,26 @@ static void iq4_xs_run(const uint8_t *p, int run, block *out) {
     values_of(quant_iq4_values, out->code);
 }
 
+static void tq2_0_run(const uint8_t *p, int run, block *out) {
+    out->scale = f16_at(p + 64);
+    for (int i = 0; i < 32; i++) {
+        out->code[i] = two_bits(p, run, i) - 1;
+    }
+}
+
+static void grid_run(sl_format_id f, const uint8_t *p, int run, block *out) {
+    const quad q = {.p = {p, p, p, p}, .half = run / 4};
+    const int j = run % 4;
+    grid_block g = grid_read(f, p, run);
+    uint64_t halves = cpu_has_halves(f) ? quad_half_scales(f, &q) >> 16 * j : 0x0101;
+    out->scale = grid_unit(f, p) * (cpu_has_halves(f) ? 1.0f : (float)(grid_scales(f, &q) >> 8 * j & 255));
+    for (int i = 0; i < 32; i++) {
+        int32_t v = (int8_t)(g.row[i / 8] >> 8 * (i % 8));
+        v = grid_is_ternary(f) ? 8 * v + (int8_t)g.add[i / 8] : g.signs >> i & 1 ? -v : v;
+        out->code[i] = v * (int8_t)(halves >> 8 * (i / 16));
+    }
+}
+
 static void mxfp4_split_block(const sl_matrix *w, int64_t row, int64_t b, const uint8_t *p, block *out) {
     uint8_t e = w->part[1][(uint64_t)row * w->row_bytes[1] + (uint64_t)b];
     out->scale = quant_e8m0(e) * 0.5f;
@@ -225,6 +246,18 @@ static void block_read(const sl_matrix *w, int64_t row, int64_t b, block *out) {
         break;
     case SL_MXFP4_SPLIT:
         mxfp4_split_block(w, row, b, p, out);
+        break;
+    case SL_TQ2_0:
+        tq2_0_run(p, (int)(b & 7), out);
+        break;
+    case SL_IQ2_XXS:
+    case SL_IQ2_XS:
+    case SL_IQ2_S:
+    case SL_IQ3_XXS:
+    case SL_IQ3_S:
+    case SL_IQ1_S:
+    case SL_IQ1_M:
+        grid_run(w->format, p, (int)(b & 7), out);
         break;
     default:
         affine_block(w, row, b, p, out);

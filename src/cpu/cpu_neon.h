@@ -3,7 +3,7 @@
 #ifndef SL_CPU_NEON_H
 #define SL_CPU_NEON_H
 
-#include "cpu/cpu_quad.h"
+#include "cpu/cpu_grid.h"
 
 #include <arm_neon.h>
 
@@ -114,6 +114,35 @@ CPU_INLINE codes codes_stream(int bits, const uint8_t *p) {
                    vcombine_u8(stream_eight(bits, base, hi), stream_eight(bits, base + bits, hi))};
 }
 
+CPU_INLINE codes codes_tq2_0(const uint8_t *p, int run) {
+    codes c = shift_mask(load_pair(p + 32 * (run / 4)), -2 * (run & 3), 3);
+    return (codes){vsubq_u8(c.lo, vdupq_n_u8(1)), vsubq_u8(c.hi, vdupq_n_u8(1))};
+}
+
+/* All ones where one of 16 bits is set. */
+CPU_INLINE uint8x16_t byte_mask(uint32_t bits) {
+    const uint8x8_t bit = vcreate_u8(0x8040201008040201);
+    return vtstq_u8(vcombine_u8(vdup_n_u8((uint8_t)bits), vdup_n_u8((uint8_t)(bits >> 8))), vcombine_u8(bit, bit));
+}
+
+CPU_INLINE uint8x16_t two_rows(const uint64_t *rows) {
+    return vcombine_u8(vcreate_u8(rows[0]), vcreate_u8(rows[1]));
+}
+
+CPU_INLINE uint8x16_t negate_where(uint8x16_t v, uint8x16_t minus) {
+    return vsubq_u8(veorq_u8(v, minus), minus);
+}
+
+CPU_INLINE codes codes_grid(sl_format_id f, const uint8_t *p, int run) {
+    grid_block g = grid_read(f, p, run);
+    codes c = {two_rows(g.row), two_rows(g.row + 2)};
+    if (grid_is_ternary(f)) {
+        return (codes){vaddq_u8(vshlq_n_u8(c.lo, 3), two_rows(g.add)),
+                       vaddq_u8(vshlq_n_u8(c.hi, 3), two_rows(g.add + 2))};
+    }
+    return (codes){negate_where(c.lo, byte_mask(g.signs)), negate_where(c.hi, byte_mask(g.signs >> 16))};
+}
+
 /* The 32 codes of block j, to be read as signed: less 32 for Q6_K, 4 for Q3_K, 128 for AFFINE8; times the half's scale
  * for Q2_K. */
 CPU_INLINE codes load_codes(sl_format_id f, const quad *q, int j) {
@@ -150,7 +179,12 @@ CPU_INLINE codes load_codes(sl_format_id f, const quad *q, int j) {
         return values_of(quant_e2m1_doubled, nibbles(p + 1));
     case SL_MXFP4_SPLIT:
         return values_of(quant_e2m1_doubled, nibble_pairs(p));
+    case SL_TQ2_0:
+        return codes_tq2_0(p, 4 * q->half + j);
     default:
+        if (cpu_is_grid(f)) {
+            return codes_grid(f, p, 4 * q->half + j);
+        }
         return codes_stream(cpu_stream_bits(f), p);
     }
 }
@@ -242,6 +276,17 @@ CPU_INLINE scales load_scales(sl_format_id f, const sl_matrix *w, const quad *q,
         return (scales){vdupq_n_f32(half_at(q->p[0] + 80)), vdupq_n_f32(half_at(q->p[0] + 82))};
     case SL_Q3_K:
         return (scales){vdupq_n_f32(half_at(q->p[0] + 108)), none};
+    case SL_TQ2_0:
+        return (scales){vdupq_n_f32(half_at(q->p[0] + 64)), none};
+    case SL_IQ2_XS:
+    case SL_IQ2_S:
+    case SL_IQ1_M:
+        return (scales){vdupq_n_f32(grid_unit(f, q->p[0])), none};
+    case SL_IQ2_XXS:
+    case SL_IQ3_XXS:
+    case SL_IQ3_S:
+    case SL_IQ1_S:
+        return (scales){scaled_bytes(grid_unit(f, q->p[0]), grid_scales(f, q)), none};
     case SL_IQ4_NL:
         return (scales){halves(quad_words(q, 0)), none};
     case SL_IQ4_XS:

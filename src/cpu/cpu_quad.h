@@ -9,7 +9,8 @@
 
 /* Blocks of 256 weights are two quads, which share a header. */
 CPU_INLINE bool quad_is_half(sl_format_id f) {
-    return f == SL_Q4_K || f == SL_Q5_K || f == SL_Q6_K || f == SL_Q2_K || f == SL_Q3_K || f == SL_IQ4_XS;
+    return f == SL_Q4_K || f == SL_Q5_K || f == SL_Q6_K || f == SL_Q2_K || f == SL_Q3_K || f == SL_IQ4_XS ||
+           f == SL_TQ2_0 || cpu_is_grid(f);
 }
 
 /* Quads whose codes one loop turn reads. */
@@ -46,6 +47,21 @@ CPU_INLINE int64_t quad_block_bytes(sl_format_id f) {
         return 136;
     case SL_MXFP4:
         return 17;
+    case SL_TQ2_0:
+    case SL_IQ2_XXS:
+        return 66;
+    case SL_IQ2_XS:
+        return 74;
+    case SL_IQ2_S:
+        return 82;
+    case SL_IQ3_XXS:
+        return 98;
+    case SL_IQ3_S:
+        return 110;
+    case SL_IQ1_S:
+        return 50;
+    case SL_IQ1_M:
+        return 56;
     case SL_AFFINE2:
         return 8;
     case SL_AFFINE3:
@@ -137,6 +153,17 @@ CPU_INLINE uint64_t quad_half_scales(sl_format_id f, const quad *q) {
     if (f == SL_Q6_K) {
         memcpy(&v, p + 192 + 8 * q->half, sizeof v);
         return v;
+    }
+    if (f == SL_IQ2_XS || f == SL_IQ2_S) { /* 2 * n + 1 of four bits each */
+        v = quant_u32(p + (f == SL_IQ2_XS ? 66 : 74) + 4 * q->half);
+        v = (v | v << 16) & 0x0000ffff0000ffff;
+        v = (v | v << 8) & 0x00ff00ff00ff00ff;
+        return 2 * ((v | v << 4) & 0x0f0f0f0f0f0f0f0f) + 0x0101010101010101;
+    }
+    if (f == SL_IQ1_M) { /* of three bits, four in 16 */
+        v = (uint64_t)quant_u16(p + 48 + 4 * q->half) | (uint64_t)quant_u16(p + 50 + 4 * q->half) << 32;
+        v = (v & 0x003f0000003f) | (v & 0x0fc000000fc0) << 10;
+        return 2 * ((v & 0x0007000700070007) | (v & 0x0038003800380038) << 5) + 0x0101010101010101;
     }
     memcpy(&v, p + 96, sizeof v);
     uint32_t high = quant_u32(p + 104) >> 4 * q->half;

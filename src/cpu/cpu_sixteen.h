@@ -9,13 +9,12 @@
 #include <math.h>
 
 #if defined(__F16C__)
-/* 16 e4m3 codes, 16 bits each, to f16 of a 256th of their value: the exponents' offsets differ by 8. Subnormal codes
- * are subnormal halves, and NaN is NaN. */
+/* 16 e4m3 codes, sign-extended, to f16 of a 256th of their value, for the exponents' offsets differ by 8. Subnormal
+ * codes are subnormal halves; NaN's seven ones carry into the half's exponent and make it NaN. */
 V_INLINE __m256i halves_e4m3(__m256i v) {
-    __m256i a = _mm256_and_si256(v, _mm256_set1_epi16(0x7f));
-    __m256i sign = _mm256_and_si256(_mm256_slli_epi16(v, 8), _mm256_set1_epi16((short)0x8000));
-    __m256i none = _mm256_and_si256(_mm256_cmpeq_epi16(a, _mm256_set1_epi16(0x7f)), _mm256_set1_epi16(0x7e00));
-    return _mm256_or_si256(_mm256_or_si256(sign, none), _mm256_slli_epi16(a, 7));
+    v = _mm256_and_si256(_mm256_slli_epi16(v, 7), _mm256_set1_epi16((short)0xbf80));
+    __m256i carry = _mm256_add_epi16(v, _mm256_set1_epi16(0x80));
+    return _mm256_or_si256(v, _mm256_and_si256(carry, _mm256_set1_epi16(0x4000)));
 }
 #endif
 
@@ -54,8 +53,8 @@ V_INLINE sixteen sixteen_load_bf16(const uint8_t *p) {
     return (v16)_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 V_INLINE sixteen sixteen_load_e4m3(const uint8_t *p) {
-    __m256i v = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
-    return (v16)_mm512_mul_ps(_mm512_cvtph_ps(halves_e4m3(v)), _mm512_set1_ps(256.0f));
+    __m256i v = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+    return (v16)_mm512_cvtph_ps(halves_e4m3(v));
 }
 V_INLINE sixteen sixteen_scale(sixteen v, float by) {
     return v * v16_set(by);
@@ -101,10 +100,8 @@ V_INLINE sixteen sixteen_load_bf16(const uint8_t *p) {
     return (sixteen){eight_bf16(p), eight_bf16(p + 16)};
 }
 V_INLINE sixteen sixteen_load_e4m3(const uint8_t *p) {
-    __m256i h = halves_e4m3(_mm256_cvtepu8_epi16(eight_halves(p)));
-    __m256 up = _mm256_set1_ps(256.0f);
-    return (sixteen){_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(h)), up),
-                     _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(h, 1)), up)};
+    __m256i h = halves_e4m3(_mm256_cvtepi8_epi16(eight_halves(p)));
+    return (sixteen){_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
 }
 V_INLINE sixteen sixteen_scale(sixteen v, float by) {
     return (sixteen){_mm256_mul_ps(v.a, _mm256_set1_ps(by)), _mm256_mul_ps(v.b, _mm256_set1_ps(by))};
@@ -159,13 +156,12 @@ V_INLINE sixteen sixteen_load_bf16(const uint8_t *p) {
 }
 /* As halves_e4m3. */
 V_INLINE uint16x8_t eight_e4m3(uint8x8_t bytes) {
-    uint16x8_t v = vmovl_u8(bytes), sign = vandq_u16(vshlq_n_u16(v, 8), vdupq_n_u16(0x8000));
-    uint16x8_t a = vandq_u16(v, vdupq_n_u16(0x7f));
-    uint16x8_t none = vandq_u16(vceqq_u16(a, vdupq_n_u16(0x7f)), vdupq_n_u16(0x7e00));
-    return vorrq_u16(vorrq_u16(sign, none), vshlq_n_u16(a, 7));
+    uint16x8_t v = vshlq_n_u16(vreinterpretq_u16_s16(vmovl_s8(vreinterpret_s8_u8(bytes))), 7);
+    v = vandq_u16(v, vdupq_n_u16(0xbf80));
+    return vorrq_u16(v, vandq_u16(vaddq_u16(v, vdupq_n_u16(0x80)), vdupq_n_u16(0x4000)));
 }
 V_INLINE float32x4_t four_wide(uint16x4_t h) {
-    return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(h)), 256.0f);
+    return vcvt_f32_f16(vreinterpret_f16_u16(h));
 }
 V_INLINE sixteen sixteen_load_e4m3(const uint8_t *p) {
     uint16x8_t lo = eight_e4m3(vld1_u8(p)), hi = eight_e4m3(vld1_u8(p + 8));
@@ -234,7 +230,7 @@ V_INLINE sixteen sixteen_load_bf16(const uint8_t *p) {
 V_INLINE sixteen sixteen_load_e4m3(const uint8_t *p) {
     sixteen out;
     for (int i = 0; i < 16; i++) {
-        out.v[i] = quant_e4m3(p[i]);
+        out.v[i] = quant_e4m3(p[i]) * 0x1p-8f;
     }
     return out;
 }

@@ -147,9 +147,11 @@ CPU_INLINE tile_i tile_pairs(const int16_t *p, int32_t pair) {
     return _mm256_madd_epi16(load256(p), _mm256_set1_epi32(pair));
 }
 
-/* How many groups of 4 columns are summed in 16 bits; 0: none, the codes are signed bytes. */
+/* How many groups of 4 columns are summed in 16 bits; 0: none, the codes are signed bytes. Those of grids with halves
+ * are below 64 + 44. */
 CPU_INLINE int narrow_groups(sl_format_id f) {
-    return f == SL_Q8_0 || f == SL_AFFINE8                   ? 0
+    return f == SL_IQ2_XS                                    ? 1
+           : f == SL_Q8_0 || f == SL_AFFINE8                 ? 0
            : f == SL_Q6_K || f == SL_AFFINE6 || f == SL_Q2_K ? 2
            : f == SL_Q5_0 || f == SL_Q5_1                    ? 4
                                                              : 8;
@@ -205,21 +207,24 @@ CPU_INLINE void dot_signed(const record *t, int A, const uint8_t *const x[], int
     }
 }
 
-CPU_INLINE void start_at(int A, const uint8_t *const x[], int64_t at, tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
+/* From the integers at `at`, times 2^up. */
+CPU_INLINE void start_at(int A, const uint8_t *const x[], int64_t at, int up, tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
 #pragma GCC unroll 8
     for (int a = 0; a < A; a++) {
-        acc[0][a] = acc[1][a] = _mm256_set1_epi32(int_at(x[a] + at));
+        acc[0][a] = acc[1][a] = _mm256_set1_epi32(int_at(x[a] + at) * (1 << up));
     }
 }
 
-CPU_INLINE void sums_q6_k(const record *t, int A, const uint8_t *const x[], const act_offsets *o, int64_t b,
-                          tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
+CPU_INLINE void sums_halves(sl_format_id f, const record *t, int A, const uint8_t *const x[], const act_offsets *o,
+                            int64_t b, tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
     __m256i half[TILE_VECTORS][CPU_TILE_ACTS];
 #pragma GCC unroll 2
     for (int h = 0; h < 2; h++) {
-        start_at(A, x, o->init + 8 * b + 4 * h, half);
-        dot_narrow(t, 4 * h, 4 * h + 2, A, x, o->q + 32 * b, half);
-        dot_narrow(t, 4 * h + 2, 4 * h + 4, A, x, o->q + 32 * b, half);
+        start_at(A, x, o->init + 8 * b + 4 * h, raised_by(f), half);
+#pragma GCC unroll 4
+        for (int j = 4 * h; j < 4 * h + 4; j += narrow_groups(f)) {
+            dot_narrow(t, j, j + narrow_groups(f), A, x, o->q + 32 * b, half);
+        }
 #pragma GCC unroll 2
         for (int v = 0; v < TILE_VECTORS; v++) {
             __m256i sub = load256(t->u.sub[h] + TILE_LANES * v);
@@ -234,8 +239,8 @@ CPU_INLINE void sums_q6_k(const record *t, int A, const uint8_t *const x[], cons
 
 CPU_INLINE void tile_sums(sl_format_id f, const record *t, int A, const uint8_t *const x[], const act_offsets *o,
                           int64_t b, tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
-    if (f == SL_Q6_K) {
-        sums_q6_k(t, A, x, o, b, acc);
+    if (cpu_has_halves(f)) {
+        sums_halves(f, t, A, x, o, b, acc);
         return;
     }
 #pragma GCC unroll 8
@@ -277,8 +282,9 @@ MULS(q4_1, SL_Q4_1) /* biased codes of up to four bits in the order of columns *
 MULS(q5_0, SL_Q5_0)
 MULS(q5_1, SL_Q5_1) /* of five */
 MULS(affine6, SL_AFFINE6)
-MULS(q8_0, SL_Q8_0) /* signed codes */
-MULS(q6_k, SL_Q6_K) /* halves */
+MULS(q8_0, SL_Q8_0)     /* signed codes */
+MULS(q6_k, SL_Q6_K)     /* halves, codes plus 32 */
+MULS(iq2_xs, SL_IQ2_XS) /* halves, codes plus 64 */
 MULS(q2_k, SL_Q2_K)
 MULS(affine4, SL_AFFINE4)
 MULS(affine8, SL_AFFINE8)
@@ -290,7 +296,10 @@ static tile_mul_fn *const multipliers[SL_FORMAT_COUNT][CPU_TILE_ACTS_AVX2] = {
     [SL_AFFINE8] = NAMES(affine8), [SL_AFFINE2] = NAMES(q4_1),     [SL_AFFINE3] = NAMES(q4_1),
     [SL_AFFINE5] = NAMES(q5_1),    [SL_AFFINE6] = NAMES(affine6),  [SL_Q2_K] = NAMES(q2_k),
     [SL_Q3_K] = NAMES(q6_k),       [SL_IQ4_NL] = NAMES(q8_0),      [SL_IQ4_XS] = NAMES(q8_0),
-    [SL_MXFP4] = NAMES(q8_0),      [SL_MXFP4_SPLIT] = NAMES(q8_0),
+    [SL_MXFP4] = NAMES(q8_0),      [SL_MXFP4_SPLIT] = NAMES(q8_0), [SL_TQ2_0] = NAMES(q8_0),
+    [SL_IQ2_XXS] = NAMES(q8_0),    [SL_IQ2_XS] = NAMES(iq2_xs),    [SL_IQ2_S] = NAMES(iq2_xs),
+    [SL_IQ3_XXS] = NAMES(q8_0),    [SL_IQ3_S] = NAMES(q8_0),       [SL_IQ1_S] = NAMES(q8_0),
+    [SL_IQ1_M] = NAMES(iq2_xs),
 };
 
 void cpu_tile_mul_avx2(const sl_matrix *w, const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out,

@@ -283,19 +283,20 @@ CPU_INLINE void dot_columns(const record *t, int from, int to, int A, const uint
     }
 }
 
-CPU_INLINE void start_at(int A, const uint8_t *const x[], int64_t at, tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
+/* From the integers at `at`, times 2^up. */
+CPU_INLINE void start_at(int A, const uint8_t *const x[], int64_t at, int up, tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
 #pragma GCC unroll 8
     for (int a = 0; a < A; a++) {
-        acc[0][a] = acc[1][a] = _mm512_set1_epi32(int_at(x[a] + at));
+        acc[0][a] = acc[1][a] = _mm512_set1_epi32(int_at(x[a] + at) * (1 << up));
     }
 }
 
-CPU_INLINE void sums_q6_k(const record *t, int A, const uint8_t *const x[], const act_offsets *o, int64_t b,
-                          tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
+CPU_INLINE void sums_halves(sl_format_id f, const record *t, int A, const uint8_t *const x[], const act_offsets *o,
+                            int64_t b, tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
     __m512i first[TILE_VECTORS][CPU_TILE_ACTS];
-    start_at(A, x, o->init + 8 * b, first);
+    start_at(A, x, o->init + 8 * b, raised_by(f), first);
     dot_columns(t, 0, 4, A, x, o->q + 32 * b, first);
-    start_at(A, x, o->init + 8 * b + 4, acc);
+    start_at(A, x, o->init + 8 * b + 4, raised_by(f), acc);
     dot_columns(t, 4, 8, A, x, o->q + 32 * b, acc);
 #pragma GCC unroll 2
     for (int v = 0; v < TILE_VECTORS; v++) {
@@ -309,8 +310,8 @@ CPU_INLINE void sums_q6_k(const record *t, int A, const uint8_t *const x[], cons
 
 CPU_INLINE void tile_sums(sl_format_id f, const record *t, int A, const uint8_t *const x[], const act_offsets *o,
                           int64_t b, tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
-    if (f == SL_Q6_K) {
-        sums_q6_k(t, A, x, o, b, acc);
+    if (cpu_has_halves(f)) {
+        sums_halves(f, t, A, x, o, b, acc);
         return;
     }
     bool offset = f == SL_Q4_0 || f == SL_Q5_0 || f == SL_Q8_0;
@@ -340,6 +341,7 @@ MUL_6(q4_0, SL_Q4_0)
 MUL_6(q5_0, SL_Q5_0)
 MUL_6(q8_0, SL_Q8_0) /* signed codes */
 MUL_4(q6_k, SL_Q6_K) /* needs a third more registers */
+MUL_4(iq2_xs, SL_IQ2_XS)
 MUL_4(q2_k, SL_Q2_K)
 MUL_6(affine4, SL_AFFINE4)
 MUL_6(biased, SL_Q4_1) /* every other format: codes without offset in column order, and a bias */
@@ -351,7 +353,10 @@ static tile_mul_fn *const multipliers[SL_FORMAT_COUNT][6] = {
     [SL_AFFINE8] = {NAMES_6(biased)}, [SL_AFFINE2] = {NAMES_6(biased)},   [SL_AFFINE3] = {NAMES_6(biased)},
     [SL_AFFINE5] = {NAMES_6(biased)}, [SL_AFFINE6] = {NAMES_6(biased)},   [SL_Q2_K] = {NAMES_4(q2_k)},
     [SL_Q3_K] = {NAMES_4(q6_k)},      [SL_IQ4_NL] = {NAMES_6(q8_0)},      [SL_IQ4_XS] = {NAMES_6(q8_0)},
-    [SL_MXFP4] = {NAMES_6(q8_0)},     [SL_MXFP4_SPLIT] = {NAMES_6(q8_0)},
+    [SL_MXFP4] = {NAMES_6(q8_0)},     [SL_MXFP4_SPLIT] = {NAMES_6(q8_0)}, [SL_TQ2_0] = {NAMES_6(q8_0)},
+    [SL_IQ2_XXS] = {NAMES_6(q8_0)},   [SL_IQ2_XS] = {NAMES_4(iq2_xs)},    [SL_IQ2_S] = {NAMES_4(iq2_xs)},
+    [SL_IQ3_XXS] = {NAMES_6(q8_0)},   [SL_IQ3_S] = {NAMES_6(q8_0)},       [SL_IQ1_S] = {NAMES_6(q8_0)},
+    [SL_IQ1_M] = {NAMES_4(iq2_xs)},
 };
 
 void cpu_tile_mul_avx512(const sl_matrix *w, const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out,

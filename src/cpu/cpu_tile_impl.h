@@ -114,6 +114,14 @@ typedef void tile_mul_fn(const void *tile, const cpu_rows *in, int64_t i, float 
     PACK(iq4_xs, SL_IQ4_XS)                                                                                            \
     PACK(mxfp4, SL_MXFP4)                                                                                              \
     PACK(mxfp4_split, SL_MXFP4_SPLIT)                                                                                  \
+    PACK(tq2_0, SL_TQ2_0)                                                                                              \
+    PACK(iq2_xxs, SL_IQ2_XXS)                                                                                          \
+    PACK(iq2_xs, SL_IQ2_XS)                                                                                            \
+    PACK(iq2_s, SL_IQ2_S)                                                                                              \
+    PACK(iq3_xxs, SL_IQ3_XXS)                                                                                          \
+    PACK(iq3_s, SL_IQ3_S)                                                                                              \
+    PACK(iq1_s, SL_IQ1_S)                                                                                              \
+    PACK(iq1_m, SL_IQ1_M)                                                                                              \
     static cpu_tile_pack_fn *const packers[SL_FORMAT_COUNT] = {                                                        \
         [SL_Q4_0] = pack_q4_0,       [SL_Q4_1] = pack_q4_1,                                                            \
         [SL_Q5_0] = pack_q5_0,       [SL_Q5_1] = pack_q5_1,                                                            \
@@ -125,6 +133,10 @@ typedef void tile_mul_fn(const void *tile, const cpu_rows *in, int64_t i, float 
         [SL_Q2_K] = pack_q2_k,       [SL_Q3_K] = pack_q3_k,                                                            \
         [SL_IQ4_NL] = pack_iq4_nl,   [SL_IQ4_XS] = pack_iq4_xs,                                                        \
         [SL_MXFP4] = pack_mxfp4,     [SL_MXFP4_SPLIT] = pack_mxfp4_split,                                              \
+        [SL_TQ2_0] = pack_tq2_0,     [SL_IQ2_XXS] = pack_iq2_xxs,                                                      \
+        [SL_IQ2_XS] = pack_iq2_xs,   [SL_IQ2_S] = pack_iq2_s,                                                          \
+        [SL_IQ3_XXS] = pack_iq3_xxs, [SL_IQ3_S] = pack_iq3_s,                                                          \
+        [SL_IQ1_S] = pack_iq1_s,     [SL_IQ1_M] = pack_iq1_m,                                                          \
     };
 
 #endif

@@ -234,7 +234,10 @@ static tile_mul_fn *const multipliers[SL_FORMAT_COUNT][CPU_TILE_ACTS_NEON] = {
     [SL_AFFINE8] = NAMES(affine8), [SL_AFFINE2] = NAMES(biased),   [SL_AFFINE3] = NAMES(biased),
     [SL_AFFINE5] = NAMES(biased),  [SL_AFFINE6] = NAMES(biased),   [SL_Q2_K] = NAMES(q2_k),
     [SL_Q3_K] = NAMES(q6_k),       [SL_IQ4_NL] = NAMES(q8_0),      [SL_IQ4_XS] = NAMES(q8_0),
-    [SL_MXFP4] = NAMES(q8_0),      [SL_MXFP4_SPLIT] = NAMES(q8_0),
+    [SL_MXFP4] = NAMES(q8_0),      [SL_MXFP4_SPLIT] = NAMES(q8_0), [SL_TQ2_0] = NAMES(q8_0),
+    [SL_IQ2_XXS] = NAMES(q8_0),    [SL_IQ2_XS] = NAMES(q6_k),      [SL_IQ2_S] = NAMES(q6_k),
+    [SL_IQ3_XXS] = NAMES(q8_0),    [SL_IQ3_S] = NAMES(q8_0),       [SL_IQ1_S] = NAMES(q8_0),
+    [SL_IQ1_M] = NAMES(q6_k),
 };
 
 void cpu_tile_mul_neon(const sl_matrix *w, const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out,

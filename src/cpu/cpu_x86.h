@@ -3,7 +3,7 @@
 #ifndef SL_CPU_X86_H
 #define SL_CPU_X86_H
 
-#include "cpu/cpu_quad.h"
+#include "cpu/cpu_grid.h"
 
 #include <immintrin.h>
 
@@ -82,8 +82,34 @@ CPU_INLINE __m256i codes_stream(int bits, const uint8_t *p) {
     return _mm256_and_si256(both, _mm256_set1_epi8((char)((1 << bits) - 1)));
 }
 
-/* The 32 codes of block j, in the order of columns: signed bytes where cpu_is_signed; unsigned else: plus 32 for Q3_K,
- * times the half's scale for Q2_K. */
+CPU_INLINE __m256i codes_tq2_0(const uint8_t *p, int run) {
+    __m256i v = _mm256_srli_epi16(load256(p + 32 * (run / 4)), 2 * (run & 3));
+    return _mm256_sub_epi8(_mm256_and_si256(v, _mm256_set1_epi8(3)), _mm256_set1_epi8(1));
+}
+
+/* All ones where bit i of `bits` is set. */
+CPU_INLINE __m256i byte_mask(uint32_t bits) {
+    const __m256i pick = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i bit = _mm256_set1_epi64x((int64_t)0x8040201008040201);
+    __m256i v = _mm256_shuffle_epi8(_mm256_set1_epi32((int)bits), pick);
+    return _mm256_cmpeq_epi8(_mm256_and_si256(v, bit), bit);
+}
+
+CPU_INLINE __m256i codes_grid(sl_format_id f, const uint8_t *p, int run) {
+    grid_block g = grid_read(f, p, run);
+    __m256i v = _mm256_setr_epi64x((int64_t)g.row[0], (int64_t)g.row[1], (int64_t)g.row[2], (int64_t)g.row[3]);
+    if (grid_is_ternary(f)) {
+        __m256i add = _mm256_setr_epi64x((int64_t)g.add[0], (int64_t)g.add[1], (int64_t)g.add[2], (int64_t)g.add[3]);
+        v = _mm256_add_epi8(_mm256_and_si256(_mm256_slli_epi16(v, 3), _mm256_set1_epi8((char)0xf8)), add);
+    } else {
+        __m256i minus = byte_mask(g.signs);
+        v = _mm256_sub_epi8(_mm256_xor_si256(v, minus), minus);
+    }
+    return cpu_has_halves(f) ? _mm256_add_epi8(v, _mm256_set1_epi8(64)) : v;
+}
+
+/* The 32 codes of block j, in the order of columns: signed bytes where cpu_is_signed; unsigned else: plus 32 for Q3_K
+ * and 64 for grids, times the half's scale for Q2_K. */
 CPU_INLINE __m256i unpack_codes(sl_format_id f, const quad *q, int j) {
     const uint8_t *p = q->p[j];
     switch (f) {
@@ -99,9 +125,19 @@ CPU_INLINE __m256i unpack_codes(sl_format_id f, const quad *q, int j) {
         return values_of(quant_e2m1_doubled, nibbles256(p + 1));
     case SL_MXFP4_SPLIT:
         return values_of(quant_e2m1_doubled, nibble_pairs(p));
+    case SL_TQ2_0:
+        return codes_tq2_0(p, 4 * q->half + j);
     default:
+        if (cpu_is_grid(f)) {
+            return codes_grid(f, p, 4 * q->half + j);
+        }
         return codes_stream(cpu_stream_bits(f), p);
     }
+}
+
+/* What codes of formats with halves have been raised by, as a power of two times what cpu_act.neg32 takes off. */
+CPU_INLINE int raised_by(sl_format_id f) {
+    return cpu_is_grid(f) ? 1 : 0;
 }
 
 /* Q2_K: the minima of the quad's half blocks, 16 bits each, four blocks of two. */
@@ -155,6 +191,19 @@ CPU_INLINE scales4 unpack_scales(sl_format_id f, const quad *q) {
         return (scales4){.s = four_halves(quad_words(q, 0))};
     case SL_MXFP4:
         return (scales4){.s = four_e8m0(quad_bytes(q, 0))};
+    case SL_TQ2_0:
+        return (scales4){.s = half_over(q->p[0] + 64)};
+    case SL_IQ2_XS:
+    case SL_IQ2_S:
+    case SL_IQ1_M:
+        return (scales4){.s = _mm_set1_ps(grid_unit(f, q->p[0]))};
+    case SL_IQ2_XXS:
+    case SL_IQ3_XXS:
+    case SL_IQ3_S:
+    case SL_IQ1_S: {
+        __m128i n = _mm_cvtepu8_epi32(_mm_cvtsi32_si128((int)grid_scales(f, q)));
+        return (scales4){.s = _mm_mul_ps(_mm_set1_ps(grid_unit(f, q->p[0])), _mm_cvtepi32_ps(n))};
+    }
     default: { /* IQ4_XS */
         __m128i v = _mm_cvtepu8_epi32(_mm_cvtsi32_si128((int)quad_iq4_xs_scales(q)));
         __m128 n = _mm_cvtepi32_ps(_mm_sub_epi32(v, _mm_set1_epi32(32)));

@@ -22,7 +22,8 @@ enum { SL_PACK_VERSION = 1, SL_PACK_BLOB_ALIGN = 16384, SL_PACK_PART_ALIGN = 256
 /* The routed experts of one layer, as they are in the source. */
 typedef struct sl_pack_layer {
     int32_t layer, experts;
-    sl_tensor proj[3];       /* layout of an expert's gate, up, down; names and extents are not used */
+    sl_tensor proj[3];     /* layout of an expert's gate, up, down with the lengths of its parts; names are not used */
+    uint64_t stride[3][3]; /* of projection and part: bytes from row to row in the source; 0: they follow each other */
     const sl_extent *extent; /* [experts][SL_PACK_PARTS] in the source's files; outlives the writer */
 } sl_pack_layer;
 

@@ -8,12 +8,17 @@ enum { ROWS = 4 };
 
 static const char *const proj_names[3] = {"gate", "up", "down"};
 
+/* Of the largest projection of the layer's first expert; all are alike. */
 static uint64_t source_bytes(const sl_pack_layer *l) {
-    uint64_t n = 0;
+    uint64_t most = 0;
     for (int proj = 0; proj < 3; proj++) {
-        n += sl_tensor_bytes(&l->proj[proj]);
+        uint64_t n = 0;
+        for (int i = 0; i < 3; i++) {
+            n += l->extent[proj * 3 + i].bytes;
+        }
+        most = n > most ? n : most;
     }
-    return n;
+    return most;
 }
 
 bool pack_convert_open(pack_convert *c, const sl_pack_job *job, sl_error *err) {
@@ -66,8 +71,8 @@ static void convert_rows(void *ctx, int64_t begin, int64_t end, int worker) {
 }
 
 /* Reads the source's parts of a projection to `at` and makes its matrix. */
-static bool read_matrix(const pack_convert *c, const sl_tensor *t, const sl_extent *x, uint8_t *at, sl_matrix *out,
-                        sl_error *err) {
+static bool read_matrix(const pack_convert *c, const sl_tensor *t, const uint64_t stride[3], const sl_extent *x,
+                        uint8_t *at, sl_matrix *out, sl_error *err) {
     if (!sl_tensor_matrix(t, out, err)) {
         return false;
     }
@@ -76,6 +81,7 @@ static bool read_matrix(const pack_convert *c, const sl_tensor *t, const sl_exte
             return false;
         }
         out->part[i] = at;
+        out->row_bytes[i] = stride[i] ? stride[i] : out->row_bytes[i];
         at += x[i].bytes;
     }
     return true;
@@ -88,7 +94,8 @@ bool pack_convert_expert(pack_convert *c, const sl_pack_layer *from, int32_t x, 
         const sl_tensor *t = &to->packed.proj[proj];
         rows_job j = {.c = c, .importance = importance ? importance + (proj == 2 ? hidden : 0) : NULL};
         const sl_extent *extent = from->extent + (int64_t)x * SL_PACK_PARTS + proj * 3;
-        if (!read_matrix(c, &from->proj[proj], extent, c->bytes, &j.from, err) || !sl_tensor_matrix(t, &j.to, err)) {
+        if (!read_matrix(c, &from->proj[proj], from->stride[proj], extent, c->bytes, &j.from, err) ||
+            !sl_tensor_matrix(t, &j.to, err)) {
             return sl_fail_prefix(err, "layer %d expert %d", (int)from->layer, (int)x);
         }
         for (int i = 0; i < 3; i++) {

@@ -253,13 +253,37 @@ static bool put_extent(sl_pack_writer *w, const sl_extent *x, sl_error *err) {
     return true;
 }
 
+/* Rows of `bytes` bytes that lie `stride` apart: whole rows are read with what is between them, and brought together.
+ */
+static bool put_rows(sl_pack_writer *w, const sl_extent *x, uint64_t bytes, uint64_t stride, uint64_t rows,
+                     sl_error *err) {
+    const sl_file *f = sl_ckpt_file(w->job.source, x->file);
+    uint64_t at_once = PIECE / stride ? PIECE / stride : 1;
+    uint8_t *piece = malloc((size_t)(at_once * stride));
+    bool ok = piece || no_memory(w, err);
+    for (uint64_t row = 0, n; ok && row < rows; row += n) {
+        n = rows - row < at_once ? rows - row : at_once;
+        ok = sl_file_read_uncached(f, x->offset + row * stride, piece, (n - 1) * stride + bytes, err);
+        for (uint64_t i = 0; ok && i < n; i++) {
+            ok = put_bytes(w, piece + i * stride, bytes, err);
+        }
+    }
+    free(piece);
+    return ok;
+}
+
 /* ---- units --------------------------------------------------------------------------------------------------------
  */
 
-/* Parts of t from `from`, each at its place after `begin`. */
-static bool put_parts(sl_pack_writer *w, const sl_tensor *t, const sl_extent *from, uint64_t begin, sl_error *err) {
+/* Parts of t from `from`, each at its place after `begin`. stride: as in sl_pack_layer, NULL: rows follow each other.
+ */
+static bool put_parts(sl_pack_writer *w, const sl_tensor *t, const sl_extent *from, const uint64_t *stride,
+                      uint64_t begin, sl_error *err) {
     for (int32_t i = 0; i < t->parts; i++) {
-        if (!put_zeros(w, begin + t->part[i].offset, err) || !put_extent(w, &from[i], err)) {
+        uint64_t rows = (uint64_t)t->shape[0];
+        if (!put_zeros(w, begin + t->part[i].offset, err) ||
+            !(stride && stride[i] ? put_rows(w, &from[i], t->part[i].bytes / rows, stride[i], rows, err)
+                                  : put_extent(w, &from[i], err))) {
             return false;
         }
     }
@@ -268,7 +292,8 @@ static bool put_parts(sl_pack_writer *w, const sl_tensor *t, const sl_extent *fr
 
 static bool put_tensor(sl_pack_writer *w, size_t i, sl_error *err) {
     const sl_tensor *from = sl_ckpt_tensor(w->job.source, w->job.tensors[i]);
-    return put_parts(w, &w->plan->tensors[i], from->part, 0, err) || sl_fail_prefix(err, "tensor \"%s\"", from->name);
+    return put_parts(w, &w->plan->tensors[i], from->part, NULL, 0, err) ||
+           sl_fail_prefix(err, "tensor \"%s\"", from->name);
 }
 
 static bool put_expert(sl_pack_writer *w, size_t layer, int32_t x, const float *importance, sl_error *err) {
@@ -281,7 +306,7 @@ static bool put_expert(sl_pack_writer *w, size_t layer, int32_t x, const float *
     }
     for (int proj = 0; proj < 3; proj++) {
         const sl_extent *extent = from->extent + (int64_t)x * SL_PACK_PARTS + proj * 3;
-        if (!put_parts(w, &to->packed.proj[proj], extent, u->offset, err)) {
+        if (!put_parts(w, &to->packed.proj[proj], extent, from->stride[proj], u->offset, err)) {
             return sl_fail_prefix(err, "layer %d expert %d", (int)to->layer, (int)x);
         }
     }

@@ -92,18 +92,24 @@ static bool choose_tensors(packing *p, sl_error *err) {
     return ok;
 }
 
-/* A projection's layout as a tensor of two dimensions; lengths of parts are those of the extents. */
-static sl_tensor matrix_tensor(const sl_matrix *m, const sl_extent *extent) {
-    sl_tensor t = {.name = "",
-                   .format = m->format,
-                   .group = m->group,
-                   .side = m->side,
-                   .dims = 2,
-                   .shape = {m->rows, m->cols},
-                   .parts = sl_format_get(m->format)->parts};
-    for (int32_t i = 0; i < t.parts; i++)
-        t.part[i] = extent[i];
-    return t;
+/* A projection's layout as a tensor of two dimensions, its rows one after the other. Where they are not so in the
+ * source (gate and up may alternate), stride says how far apart. */
+static bool matrix_tensor(const sl_matrix *m, sl_tensor *out, uint64_t stride[3], sl_error *err) {
+    sl_matrix whole = *m;
+    if (!sl_matrix_layout(&whole, err))
+        return false;
+    *out = (sl_tensor){.name = "",
+                       .format = m->format,
+                       .group = m->group,
+                       .side = m->side,
+                       .dims = 2,
+                       .shape = {m->rows, m->cols},
+                       .parts = sl_format_get(m->format)->parts};
+    for (int32_t i = 0; i < out->parts; i++) {
+        out->part[i].bytes = sl_matrix_part_bytes(&whole, i);
+        stride[i] = m->row_bytes[i] == whole.row_bytes[i] ? 0 : m->row_bytes[i];
+    }
+    return true;
 }
 
 static bool choose_layers(packing *p, sl_error *err) {
@@ -119,7 +125,8 @@ static bool choose_layers(packing *p, sl_error *err) {
         l->experts = e[i].experts;
         l->extent = e[i].extent;
         for (int proj = 0; proj < SL_PROJ_COUNT; proj++)
-            l->proj[proj] = matrix_tensor(&m[proj], l->extent + proj * 3);
+            if (!matrix_tensor(&m[proj], &l->proj[proj], l->stride[proj], err))
+                return sl_fail_prefix(err, "layer %d", l->layer);
     }
     return true;
 }

@@ -16,8 +16,8 @@ import pytest
 
 from conftest import skip_loudly
 
-MOE = ["qwen2_moe", "qwen2_moe-gguf", "qwen2_moe-mixed", "qwen3_moe", "qwen3_moe-fused", "qwen3_moe-gguf", "qwen3_moe-mlx4", "qwen3_moe-mlx8",
-       "qwen3_next", "qwen3_next-gguf", "qwen3_next-gguf-q8", "qwen3_next-mlx", "qwen3_next-mlx4", "qwen3_next-mtp"]  # fmt: skip
+ARCHITECTURES = Path(__file__).resolve().parents[1] / "golden/arch"
+MOE = sorted(p.name for p in ARCHITECTURES.iterdir() if not p.name.startswith("llama"))
 
 
 def golden_model(golden, name):

@@ -152,6 +152,41 @@ static void expect_near(const sl_ckpt *a, const sl_tensor *s, const sl_extent *x
     }
 }
 
+/* gate and up alternate in the source's "gate": 5 rows of it are 3 rows of gate and 2 of up. */
+static void rows_that_alternate_are_brought_together(void **state) {
+    enum { ROW = 34 };
+    fixture f;
+    uint8_t from[ROWS * ROW], to[ROWS * ROW];
+    sl_error err = poisoned();
+    open_fixture(&f);
+    for (int proj = 0; proj < 2; proj++) {
+        sl_tensor *t = &f.layer.proj[proj];
+        t->shape[0] = proj ? 2 : 3;
+        t->part[0].bytes = (uint64_t)t->shape[0] * ROW;
+        f.layer.stride[proj][0] = 2 * ROW;
+        for (int x = 0; x < EXPERTS; x++) {
+            sl_extent *e = &f.extent[x * SL_PACK_PARTS];
+            e[proj * 3] = (sl_extent){e->file, e->offset + (uint64_t)proj * ROW, (uint64_t)(ROWS - proj) * ROW};
+        }
+    }
+    write_pack(&f);
+    sl_ckpt *c = sl_ckpt_open(f.job.out, &err);
+    assert_non_null(c);
+    const sl_packed_experts *e = sl_ckpt_packed(c, 4);
+    for (int x = 0; x < EXPERTS; x++) {
+        const sl_extent *s = &f.extent[x * SL_PACK_PARTS], *p = &e->extent[x * SL_PACK_PARTS];
+        assert_true(sl_file_read(sl_ckpt_file(f.source, 0), s->offset, from, sizeof from, &err));
+        assert_true(p[0].bytes == 3 * ROW && p[3].bytes == 2 * ROW);
+        assert_true(sl_file_read(sl_ckpt_file(c, p[0].file), p[0].offset, to, 3 * ROW, &err));
+        assert_true(sl_file_read(sl_ckpt_file(c, p[3].file), p[3].offset, to + 3 * ROW, 2 * ROW, &err));
+        for (int row = 0; row < ROWS; row++) {
+            assert_memory_equal(to + (row % 2 ? 3 + row / 2 : row / 2) * ROW, from + row * ROW, ROW);
+        }
+    }
+    sl_ckpt_close(c);
+    close_fixture(&f);
+}
+
 static void requantised_experts_are_near(void **state) {
     fixture f;
     sl_error err = poisoned();
@@ -261,7 +296,8 @@ static void a_changed_byte_anywhere_is_seen(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_part_is_the_sources), cmocka_unit_test(requantised_experts_are_near),
-        cmocka_unit_test(every_field_is_checked), cmocka_unit_test(a_changed_byte_anywhere_is_seen)};
+        cmocka_unit_test(every_part_is_the_sources), cmocka_unit_test(rows_that_alternate_are_brought_together),
+        cmocka_unit_test(requantised_experts_are_near), cmocka_unit_test(every_field_is_checked),
+        cmocka_unit_test(a_changed_byte_anywhere_is_seen)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* Promise 2, through the public API on streamed checkpoints: the logits and the texts are the same bits for every cache
- * size, reader, prefetch, chunk and thread count, alone and in a batch with other sequences. */
+ * size, reader, prefetch, chunk, thread count and instruction set, alone and in a batch with other sequences. */
 #include "sluice/sluice.h"
 
 #include <setjmp.h>
@@ -17,7 +17,7 @@
 enum { TOKENS = 150, SPLIT = 133, NEW_TOKENS = 24 };
 
 typedef struct setting {
-    const char *reader;
+    const char *reader, *isa;
     int slots, chunk, threads;
     bool prefetch, buffered;
 } setting;
@@ -40,6 +40,7 @@ static sl_engine *open_engine(const char *model, const setting *s) {
     o.memory = 512u << 20;
     o.context = 256;
     o.reader = s->reader;
+    o.isa = s->isa;
     o.max_slots = s->slots;
     o.chunk = s->chunk;
     o.threads = s->threads;
@@ -140,7 +141,25 @@ static outcome run(const char *model, const setting *s, int others, int vocab) {
     return o;
 }
 
-static void check_model(const char *name) {
+/* Instruction sets of this machine; NULL is the best. */
+static int list_isas(const char *model, const char *out[4]) {
+    static const char *const all[] = {"scalar", "avx2", "avx512", "neon"};
+    int n = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        sl_error err = {0};
+        sl_engine_options o = SL_ENGINE_OPTIONS_INIT;
+        o.model = model;
+        o.isa = all[i];
+        sl_engine *e = sl_engine_open(&o, &err);
+        if (e)
+            out[n++] = all[i];
+        sl_engine_close(e);
+    }
+    return n;
+}
+
+/* every: 1 for all combinations of settings; 5 for a fifth of them, in which each setting has all of its values. */
+static void check_model(const char *name, int every) {
     char model[512];
     snprintf(model, sizeof model, GOLDEN "%s", name);
     setting base = {.reader = "pread", .chunk = 512, .threads = 1};
@@ -150,10 +169,12 @@ static void check_model(const char *name) {
     sl_engine_close(e);
     int all = info.experts * info.moe_layers, least = info.experts_per_token > 2 ? info.experts_per_token : 2;
     const int slots[] = {least, all / 2 > least ? all / 2 : least + 1, all}, chunks[] = {5, 64, 512};
-    const char *const readers[] = {"pread", "uring"};
+    const char *const readers[] = {"pread", "uring"}, *isas[4];
+    int isa_count = list_isas(model, isas);
+    assert_true(isa_count > 0);
     outcome expected = run(model, &base, 0, info.vocab);
     int runs = 0;
-    for (int bits = 0; bits < 3 * 3 * 2 * 2 * 2 * 2; bits++) {
+    for (int bits = 0; bits < 3 * 3 * 2 * 2 * 2 * 2; bits += every) {
         int b = bits;
         setting s = {.slots = slots[b % 3]};
         s.chunk = chunks[(b /= 3) % 3];
@@ -162,11 +183,13 @@ static void check_model(const char *name) {
         s.threads = 1 + (b /= 2) % 2;
         int others = (b /= 2) % 2 ? 3 : 0;
         s.buffered = bits % 7 == 0;
+        s.isa = bits % 5 ? NULL : isas[bits / 5 % isa_count];
         outcome o = run(model, &s, others, info.vocab);
         if (memcmp(o.logits, expected.logits, (size_t)TOKENS * (size_t)info.vocab * sizeof(float)) ||
             memcmp(o.text, expected.text, sizeof o.text))
-            fail_msg("%s: other bits with reader %s, %d slots, chunk %d, %d threads, prefetch %d, %d other sequences",
-                     name, s.reader, s.slots, s.chunk, s.threads, s.prefetch, others);
+            fail_msg(
+                "%s: other bits with reader %s, %d slots, chunk %d, %d threads, prefetch %d, %s, %d other sequences",
+                name, s.reader, s.slots, s.chunk, s.threads, s.prefetch, s.isa ? s.isa : "best set", others);
         free(o.logits);
         runs++;
     }
@@ -175,15 +198,23 @@ static void check_model(const char *name) {
 }
 
 static void hf_shards_of_single_experts(void **state) {
-    check_model("qwen3_moe");
+    check_model("qwen3_moe", 1);
 }
 
 static void gguf_with_shared_expert(void **state) {
-    check_model("qwen2_moe-gguf/model.gguf");
+    check_model("qwen2_moe-gguf/model.gguf", 1);
 }
 
 static void mlx_stacked(void **state) {
-    check_model("qwen3_moe-mlx4");
+    check_model("qwen3_moe-mlx4", 5);
+}
+
+static void recurrent_layers(void **state) {
+    check_model("qwen3_5_moe", 5);
+}
+
+static void recurrent_layers_with_tiled_heads(void **state) {
+    check_model("qwen3_5_moe-gguf/model.gguf", 5);
 }
 
 int main(void) {
@@ -191,6 +222,8 @@ int main(void) {
         cmocka_unit_test(hf_shards_of_single_experts),
         cmocka_unit_test(gguf_with_shared_expert),
         cmocka_unit_test(mlx_stacked),
+        cmocka_unit_test(recurrent_layers),
+        cmocka_unit_test(recurrent_layers_with_tiled_heads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

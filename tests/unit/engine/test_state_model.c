@@ -1,0 +1,218 @@
+/* Recurrent layers of a real model, streamed: reads that fail in the middle of a step, cancellation within the layers,
+ * forks, truncation and snapshots leave nothing behind that the logits would show: compared with memcmp. */
+#include "support_model.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { VOCAB = 272 };
+
+#define MODEL GOLDEN "qwen3_5_moe"
+
+static sl_engine_options options(int chunk) {
+    sl_engine_options o = model_options_of(MODEL);
+    o.chunk = chunk;
+    o.max_slots = 4; /* of 20 experts: most must be read */
+    return o;
+}
+
+/* Logits after these tokens in a sequence of its own. */
+static void straight(sl_engine *e, const int32_t *tokens, int n, float *logits) {
+    sl_input in[256];
+    sl_error err = {0};
+    sl_seq *s = model_new_seq(e);
+    for (int i = 0; i < n; i++)
+        in[i] = (sl_input){s, tokens[i], i == n - 1};
+    if (!sl_decode(e, in, (size_t)n, logits, &err))
+        fail_msg("%s", err.message);
+    sl_seq_free(s);
+}
+
+/* Goes on with one more token, as a straight run of all of them would. */
+static void check_continues(sl_seq *s, sl_engine *undisturbed) {
+    int32_t tokens[256];
+    float got[VOCAB], expected[VOCAB];
+    sl_error err = {0};
+    int n = sl_seq_length(s);
+    memcpy(tokens, sl_seq_tokens(s), (size_t)n * sizeof *tokens);
+    tokens[n] = 7;
+    bool ok = false;
+    for (int tries = 0; tries < 200 && !ok; tries++) /* where reads fail */
+        ok = sl_decode(s->e, &(sl_input){s, 7, true}, 1, got, &err);
+    if (!ok)
+        fail_msg("%s", err.message);
+    straight(undisturbed, tokens, n + 1, expected);
+    assert_memory_equal(got, expected, sizeof got);
+}
+
+static sl_reader *with_faults(void *plan, sl_reader *inner, sl_error *err) {
+    return sl_reader_fault(inner, plan, err);
+}
+
+static sl_engine *open_with(const sl_engine_options *o, sl_fault_plan *plan) {
+    sl_error err = {0};
+    sl_engine *e = engine_open_wrapped(o, with_faults, plan, &err);
+    if (!e)
+        fail_msg("%s", err.message);
+    return e;
+}
+
+static void test_figures(void **state) {
+    sl_engine_options o = options(64);
+    sl_engine *e = model_must_open(&o);
+    sl_engine_info i = model_info_of(e);
+    /* two delta layers: 6 heads of 16 x 16, and 3 rows of 2 * 2 * 16 + 6 * 16 channels */
+    assert_int_equal(i.state_bytes_per_sequence, 2 * (6 * 16 * 16 + 3 * 160) * 4);
+    assert_int_equal(i.kv_bytes_per_token, 2 * 2 * 2 * 32 * 2); /* two attention layers */
+    sl_engine_close(e);
+}
+
+static void test_forks_truncation_and_snapshots(void **state) {
+    sl_engine_options o = options(13), other = options(64);
+    other.threads = 1;
+    sl_engine *e = model_must_open(&o), *f = model_must_open(&other);
+    sl_error err = {0};
+    sl_seq *a = model_new_seq(e);
+    model_append(e, a, 0, 0, 90, NULL);
+    sl_seq *b = sl_seq_fork(a, &err);
+    model_append(e, b, 1, 0, 20, NULL);
+    check_continues(a, f);
+    check_continues(b, f);
+    void *bytes;
+    size_t size;
+    assert_true(sl_seq_save(b, &bytes, &size, &err));
+    sl_seq *c = sl_seq_restore(f, bytes, size, &err); /* into another engine */
+    if (!c)
+        fail_msg("%s", err.message);
+    check_continues(c, e);
+    free(bytes);
+    assert_true(sl_seq_truncate(a, 70, &err));
+    check_continues(a, f);
+    assert_true(sl_seq_truncate(b, 33, &err));
+    assert_true(sl_seq_save(b, &bytes, &size, &err)); /* what it saves it evaluates first */
+    sl_seq_free(c);
+    c = sl_seq_restore(e, bytes, size, &err);
+    assert_non_null(c);
+    check_continues(c, f);
+    check_continues(b, f);
+    free(bytes);
+    sl_seq_free(a);
+    sl_seq_free(b);
+    sl_seq_free(c);
+    sl_engine_close(e);
+    sl_engine_close(f);
+}
+
+static void test_snapshot_of_another_model(void **state) {
+    sl_engine_options o = options(64), p = options(64);
+    p.model = GOLDEN "qwen3_5_moe-odd";
+    sl_engine *e = model_must_open(&o), *f = model_must_open(&p);
+    sl_error err = {0};
+    sl_seq *s = model_new_seq(e);
+    model_append(e, s, 0, 0, 10, NULL);
+    void *bytes;
+    size_t size;
+    assert_true(sl_seq_save(s, &bytes, &size, &err));
+    assert_null(sl_seq_restore(f, bytes, size, &err));
+    assert_non_null(strstr(err.message, "of another model or numeric mode"));
+    free(bytes);
+    sl_seq_free(s);
+    sl_engine_close(e);
+    sl_engine_close(f);
+}
+
+/* Failed reads fail their rows in the middle of the layers; what is tried again gives the undisturbed bits. */
+static void test_reads_that_fail(void **state) {
+    sl_fault_plan plan = {.seed = 3, .error_rate = 0.02, .fail_after = -1, .fail_layer_tag = -1};
+    sl_engine_options o = options(17);
+    sl_engine *e = open_with(&o, &plan), *undisturbed = model_must_open(&o);
+    sl_seq *s[3];
+    int at[3] = {0}, failed = 0;
+    for (int i = 0; i < 3; i++)
+        s[i] = model_new_seq(e);
+    for (int step = 0; step < 60; step++) {
+        int i = step % 3, n = step % 7 ? 1 + step % 3 : 20;
+        sl_input in[32];
+        sl_error err = {0};
+        for (int k = 0; k < n; k++)
+            in[k] = (sl_input){s[i], model_token_at(i, at[i] + k), false};
+        if (sl_decode(e, in, (size_t)n, NULL, &err)) {
+            at[i] += n;
+            continue;
+        }
+        assert_int_equal(err.code, SL_ERR_IO);
+        failed++;
+    }
+    print_message("%d of 60 calls failed\n", failed);
+    assert_in_range(failed, 3, 57);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(sl_seq_length(s[i]), at[i]);
+        check_continues(s[i], undisturbed);
+        sl_seq_free(s[i]);
+    }
+    sl_engine_close(e);
+    sl_engine_close(undisturbed);
+}
+
+static sl_request *answer(sl_seq *s, int stream, int prompt, int most) {
+    int32_t tokens[128];
+    sl_error err = {0};
+    sl_generate_options g = SL_GENERATE_OPTIONS_INIT;
+    for (int i = 0; i < prompt; i++)
+        tokens[i] = model_token_at(stream, i);
+    g.prompt = tokens;
+    g.prompt_count = (size_t)prompt;
+    g.max_tokens = most;
+    g.ignore_eos = true;
+    g.seq = s;
+    sl_request *r = sl_generate(s->e, &g, &err);
+    if (!r)
+        fail_msg("%s", err.message);
+    return r;
+}
+
+/* Slow reads, and a cancellation anywhere: while a prompt or a token is within the layers, or between. */
+static void test_cancelled_anywhere(void **state) {
+    static model_text t;
+    sl_fault_plan plan = {.delay_rate = 0.5, .delay_ns = 1000000, .fail_after = -1, .fail_layer_tag = -1};
+    sl_engine_options o = options(16);
+    sl_engine *e = open_with(&o, &plan), *undisturbed = model_must_open(&o);
+    int cancelled = 0, within = 0;
+    sl_seq *s = model_new_seq(e);
+    srand(11);
+    for (int i = 0; i < 24; i++) {
+        if (sl_seq_length(s) > 120)
+            assert_true(sl_seq_truncate(s, 10, NULL));
+        int before = sl_seq_length(s);
+        sl_request *r = answer(s, i, i % 2 ? 40 : 3, 8);
+        sl_request *beside = i % 3 == 0 ? model_start(e, i, 20, 4, 0) : NULL;
+        usleep((unsigned)(rand() % (i % 2 ? 30000 : 60000)));
+        sl_request_cancel(r);
+        model_collect(r, &t);
+        if (beside)
+            model_collect(beside, &t);
+        cancelled++;
+        within += sl_seq_length(s) > before;
+        check_continues(s, undisturbed);
+    }
+    print_message("%d cancelled, %d of them after something was committed\n", cancelled, within);
+    sl_seq_free(s);
+    sl_engine_close(e);
+    sl_engine_close(undisturbed);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_figures),
+        cmocka_unit_test(test_forks_truncation_and_snapshots),
+        cmocka_unit_test(test_snapshot_of_another_model),
+        cmocka_unit_test(test_reads_that_fail),
+        cmocka_unit_test(test_cancelled_anywhere),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -23,6 +23,8 @@ typedef struct mode {
 static const mode modes[] = {
     {"affine", 64, 4, true, SL_FORMAT_COUNT},
     {"mxfp4", 32, 4, false, SL_MXFP4_SPLIT},
+    {"nvfp4", 16, 4, false, SL_NVFP4_SPLIT},
+    {"mxfp8", 32, 8, false, SL_MXFP8_SPLIT},
 };
 
 /* One weight on its way to a logical tensor. */
@@ -70,8 +72,9 @@ static bool find_mode(module *m, sl_error *err) {
             return true;
         }
     }
-    char found[80];
-    snprintf(found, sizeof found, "\"%.30s\", expected \"affine\" or \"mxfp4\"", name ? name : "?");
+    char found[120];
+    snprintf(found, sizeof found, "\"%.30s\", expected \"affine\", \"mxfp4\", \"nvfp4\" or \"mxfp8\"",
+             name ? name : "?");
     return fail_field(m, "mode", err, SL_ERR_UNSUPPORTED, found);
 }
 

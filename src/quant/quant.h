@@ -43,17 +43,19 @@ typedef enum sl_format_id {
     SL_IQ1_M,
     SL_TQ1_0,
     SL_TQ2_0,
+    SL_NVFP4_SPLIT, /* MLX: as MXFP4_SPLIT with one e4m3 byte per 16 columns */
+    SL_MXFP8_SPLIT, /* MLX: e4m3 codes, one e8m0 byte per 32 columns */
     SL_FORMAT_COUNT
 } sl_format_id;
 
 /* A weight matrix W[rows][cols] in its file's own bytes. Row r of part p begins at part[p] + r * row_bytes[p]. Pointers
  * have no alignment. Block formats use part 0 only; affine uses 0 = codes, 1 = scales, 2 = biases (both of type side:
- * F16, BF16 or F32), one of each per `group` columns. MXFP4_SPLIT: codes, scales. FP8: codes, scales of type side,
- * where a row of scales serves `group` rows of codes: row r's begins at part[1] + (row_in_block + r) / group *
- * row_bytes[1]. */
+ * F16, BF16 or F32), one of each per `group` columns. MXFP4_SPLIT and the like: codes, scales. FP8: codes, scales of
+ * type side, where a row of scales serves `group` rows of codes: row r's begins at part[1] + (row_in_block + r) / group
+ * * row_bytes[1]. */
 typedef struct sl_matrix {
     sl_format_id format;
-    int32_t group;     /* affine: 32, 64 or 128; MXFP4_SPLIT: 32; FP8: 128; else 0 */
+    int32_t group;     /* affine: 32, 64 or 128; FP8: 128; else the table's */
     sl_format_id side; /* affine, FP8: type of scales and biases */
     int64_t rows, cols;
     const uint8_t *part[3];
@@ -75,6 +77,7 @@ typedef struct sl_format {
     void (*quantize)(const float *x, int64_t n, void *out);
     int32_t parts; /* arrays of a matrix: 1, 2 or 3 */
     int32_t bits;  /* affine: of a code; else 0 */
+    int32_t group; /* columns per scale of one byte in part 1; else 0 */
 } sl_format;
 
 /* Row of the table; id is in range. */

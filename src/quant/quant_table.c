@@ -6,40 +6,42 @@
 #include <strings.h>
 
 static const sl_format formats[SL_FORMAT_COUNT] = {
-    [SL_F32] = {"F32", 1, 4, 0, "F32", quant_dequantize_f32, quant_quantize_f32, 1, 0},
-    [SL_F16] = {"F16", 1, 2, 1, "F16", quant_dequantize_f16, quant_quantize_f16, 1, 0},
-    [SL_BF16] = {"BF16", 1, 2, 30, "BF16", quant_dequantize_bf16, quant_quantize_bf16, 1, 0},
-    [SL_Q4_0] = {"Q4_0", 32, 18, 2, NULL, quant_dequantize_q4_0, quant_quantize_q4_0, 1, 0},
-    [SL_Q4_1] = {"Q4_1", 32, 20, 3, NULL, quant_dequantize_q4_1, quant_quantize_q4_1, 1, 0},
-    [SL_Q5_0] = {"Q5_0", 32, 22, 6, NULL, quant_dequantize_q5_0, quant_quantize_q5_0, 1, 0},
-    [SL_Q5_1] = {"Q5_1", 32, 24, 7, NULL, quant_dequantize_q5_1, quant_quantize_q5_1, 1, 0},
-    [SL_Q8_0] = {"Q8_0", 32, 34, 8, NULL, quant_dequantize_q8_0, quant_quantize_q8_0, 1, 0},
-    [SL_Q4_K] = {"Q4_K", 256, 144, 12, NULL, quant_dequantize_q4_k, NULL, 1, 0},
-    [SL_Q5_K] = {"Q5_K", 256, 176, 13, NULL, quant_dequantize_q5_k, NULL, 1, 0},
-    [SL_Q6_K] = {"Q6_K", 256, 210, 14, NULL, quant_dequantize_q6_k, NULL, 1, 0},
-    [SL_AFFINE4] = {"affine4", 32, 16, -1, NULL, quant_dequantize_affine4, NULL, 3, 4},
-    [SL_AFFINE8] = {"affine8", 32, 32, -1, NULL, quant_dequantize_affine8, NULL, 3, 8},
-    [SL_AFFINE2] = {"affine2", 32, 8, -1, NULL, quant_dequantize_affine2, NULL, 3, 2},
-    [SL_AFFINE3] = {"affine3", 32, 12, -1, NULL, quant_dequantize_affine3, NULL, 3, 3},
-    [SL_AFFINE5] = {"affine5", 32, 20, -1, NULL, quant_dequantize_affine5, NULL, 3, 5},
-    [SL_AFFINE6] = {"affine6", 32, 24, -1, NULL, quant_dequantize_affine6, NULL, 3, 6},
-    [SL_Q2_K] = {"Q2_K", 256, 84, 10, NULL, quant_dequantize_q2_k, NULL, 1, 0},
-    [SL_Q3_K] = {"Q3_K", 256, 110, 11, NULL, quant_dequantize_q3_k, NULL, 1, 0},
-    [SL_IQ4_NL] = {"IQ4_NL", 32, 18, 20, NULL, quant_dequantize_iq4_nl, NULL, 1, 0},
-    [SL_IQ4_XS] = {"IQ4_XS", 256, 136, 23, NULL, quant_dequantize_iq4_xs, NULL, 1, 0},
-    [SL_MXFP4] = {"MXFP4", 32, 17, 39, NULL, quant_dequantize_mxfp4, quant_quantize_mxfp4, 1, 0},
-    [SL_MXFP4_SPLIT] = {"mxfp4_split", 32, 16, -1, NULL, quant_dequantize_mxfp4_split, NULL, 2, 0},
-    [SL_FP8] = {"fp8", 1, 1, -1, NULL, quant_dequantize_fp8, NULL, 2, 0},
-    [SL_NVFP4] = {"NVFP4", 64, 36, 40, NULL, quant_dequantize_nvfp4, NULL, 1, 0},
-    [SL_IQ2_XXS] = {"IQ2_XXS", 256, 66, 16, NULL, quant_dequantize_iq2_xxs, NULL, 1, 0},
-    [SL_IQ2_XS] = {"IQ2_XS", 256, 74, 17, NULL, quant_dequantize_iq2_xs, NULL, 1, 0},
-    [SL_IQ2_S] = {"IQ2_S", 256, 82, 22, NULL, quant_dequantize_iq2_s, NULL, 1, 0},
-    [SL_IQ3_XXS] = {"IQ3_XXS", 256, 98, 18, NULL, quant_dequantize_iq3_xxs, NULL, 1, 0},
-    [SL_IQ3_S] = {"IQ3_S", 256, 110, 21, NULL, quant_dequantize_iq3_s, NULL, 1, 0},
-    [SL_IQ1_S] = {"IQ1_S", 256, 50, 19, NULL, quant_dequantize_iq1_s, NULL, 1, 0},
-    [SL_IQ1_M] = {"IQ1_M", 256, 56, 29, NULL, quant_dequantize_iq1_m, NULL, 1, 0},
-    [SL_TQ1_0] = {"TQ1_0", 256, 54, 34, NULL, quant_dequantize_tq1_0, NULL, 1, 0},
-    [SL_TQ2_0] = {"TQ2_0", 256, 66, 35, NULL, quant_dequantize_tq2_0, NULL, 1, 0},
+    [SL_F32] = {"F32", 1, 4, 0, "F32", quant_dequantize_f32, quant_quantize_f32, 1, 0, 0},
+    [SL_F16] = {"F16", 1, 2, 1, "F16", quant_dequantize_f16, quant_quantize_f16, 1, 0, 0},
+    [SL_BF16] = {"BF16", 1, 2, 30, "BF16", quant_dequantize_bf16, quant_quantize_bf16, 1, 0, 0},
+    [SL_Q4_0] = {"Q4_0", 32, 18, 2, NULL, quant_dequantize_q4_0, quant_quantize_q4_0, 1, 0, 0},
+    [SL_Q4_1] = {"Q4_1", 32, 20, 3, NULL, quant_dequantize_q4_1, quant_quantize_q4_1, 1, 0, 0},
+    [SL_Q5_0] = {"Q5_0", 32, 22, 6, NULL, quant_dequantize_q5_0, quant_quantize_q5_0, 1, 0, 0},
+    [SL_Q5_1] = {"Q5_1", 32, 24, 7, NULL, quant_dequantize_q5_1, quant_quantize_q5_1, 1, 0, 0},
+    [SL_Q8_0] = {"Q8_0", 32, 34, 8, NULL, quant_dequantize_q8_0, quant_quantize_q8_0, 1, 0, 0},
+    [SL_Q4_K] = {"Q4_K", 256, 144, 12, NULL, quant_dequantize_q4_k, NULL, 1, 0, 0},
+    [SL_Q5_K] = {"Q5_K", 256, 176, 13, NULL, quant_dequantize_q5_k, NULL, 1, 0, 0},
+    [SL_Q6_K] = {"Q6_K", 256, 210, 14, NULL, quant_dequantize_q6_k, NULL, 1, 0, 0},
+    [SL_AFFINE4] = {"affine4", 32, 16, -1, NULL, quant_dequantize_affine4, NULL, 3, 4, 0},
+    [SL_AFFINE8] = {"affine8", 32, 32, -1, NULL, quant_dequantize_affine8, NULL, 3, 8, 0},
+    [SL_AFFINE2] = {"affine2", 32, 8, -1, NULL, quant_dequantize_affine2, NULL, 3, 2, 0},
+    [SL_AFFINE3] = {"affine3", 32, 12, -1, NULL, quant_dequantize_affine3, NULL, 3, 3, 0},
+    [SL_AFFINE5] = {"affine5", 32, 20, -1, NULL, quant_dequantize_affine5, NULL, 3, 5, 0},
+    [SL_AFFINE6] = {"affine6", 32, 24, -1, NULL, quant_dequantize_affine6, NULL, 3, 6, 0},
+    [SL_Q2_K] = {"Q2_K", 256, 84, 10, NULL, quant_dequantize_q2_k, NULL, 1, 0, 0},
+    [SL_Q3_K] = {"Q3_K", 256, 110, 11, NULL, quant_dequantize_q3_k, NULL, 1, 0, 0},
+    [SL_IQ4_NL] = {"IQ4_NL", 32, 18, 20, NULL, quant_dequantize_iq4_nl, NULL, 1, 0, 0},
+    [SL_IQ4_XS] = {"IQ4_XS", 256, 136, 23, NULL, quant_dequantize_iq4_xs, NULL, 1, 0, 0},
+    [SL_MXFP4] = {"MXFP4", 32, 17, 39, NULL, quant_dequantize_mxfp4, quant_quantize_mxfp4, 1, 0, 0},
+    [SL_MXFP4_SPLIT] = {"mxfp4_split", 32, 16, -1, NULL, quant_dequantize_mxfp4_split, NULL, 2, 0, 32},
+    [SL_FP8] = {"fp8", 1, 1, -1, NULL, quant_dequantize_fp8, NULL, 2, 0, 0},
+    [SL_NVFP4] = {"NVFP4", 64, 36, 40, NULL, quant_dequantize_nvfp4, NULL, 1, 0, 0},
+    [SL_IQ2_XXS] = {"IQ2_XXS", 256, 66, 16, NULL, quant_dequantize_iq2_xxs, NULL, 1, 0, 0},
+    [SL_IQ2_XS] = {"IQ2_XS", 256, 74, 17, NULL, quant_dequantize_iq2_xs, NULL, 1, 0, 0},
+    [SL_IQ2_S] = {"IQ2_S", 256, 82, 22, NULL, quant_dequantize_iq2_s, NULL, 1, 0, 0},
+    [SL_IQ3_XXS] = {"IQ3_XXS", 256, 98, 18, NULL, quant_dequantize_iq3_xxs, NULL, 1, 0, 0},
+    [SL_IQ3_S] = {"IQ3_S", 256, 110, 21, NULL, quant_dequantize_iq3_s, NULL, 1, 0, 0},
+    [SL_IQ1_S] = {"IQ1_S", 256, 50, 19, NULL, quant_dequantize_iq1_s, NULL, 1, 0, 0},
+    [SL_IQ1_M] = {"IQ1_M", 256, 56, 29, NULL, quant_dequantize_iq1_m, NULL, 1, 0, 0},
+    [SL_TQ1_0] = {"TQ1_0", 256, 54, 34, NULL, quant_dequantize_tq1_0, NULL, 1, 0, 0},
+    [SL_TQ2_0] = {"TQ2_0", 256, 66, 35, NULL, quant_dequantize_tq2_0, NULL, 1, 0, 0},
+    [SL_NVFP4_SPLIT] = {"nvfp4_split", 16, 8, -1, NULL, quant_dequantize_nvfp4_split, NULL, 2, 0, 16},
+    [SL_MXFP8_SPLIT] = {"mxfp8_split", 32, 32, -1, NULL, quant_dequantize_mxfp8_split, NULL, 2, 0, 32},
 };
 
 /* GGUF's element types by number; gaps are numbers that were withdrawn. */
@@ -160,8 +162,8 @@ bool sl_matrix_layout(sl_matrix *m, sl_error *err) {
     if (m->format == SL_FP8) {
         return layout_fp8(m, err);
     }
-    m->group = m->format == SL_MXFP4_SPLIT ? 32 : 0;
-    m->row_bytes[1] = m->format == SL_MXFP4_SPLIT ? (uint64_t)m->cols / 32 : 0;
+    m->group = f->group;
+    m->row_bytes[1] = f->group ? (uint64_t)(m->cols / f->group) : 0;
     return true;
 }
 

@@ -57,7 +57,7 @@ ROUTED = "model.layers.1.mlp.switch_mlp.up_proj"
 
 @pytest.mark.parametrize("change, words", [
     (lambda q: q.clear(), ["config.json", "quantization.bits is missing"]),
-    (lambda q: q.update(mode="nvfp4"), ["config.json", 'quantization.mode is "nvfp4", expected "affine" or "mxfp4"']),
+    (lambda q: q.update(mode="nvfp5"), ["config.json", 'quantization.mode is "nvfp5", expected "affine", "mxfp4", "nvfp4" or "mxfp8"']),
     (lambda q: q.update(mode="mxfp4"), ["quantization.bits is 3, expected 4 in mode mxfp4"]),
     (lambda q: q.update(bits=7), ["quantization.bits is 7, expected 2, 3, 4, 5, 6 or 8"]),
     (lambda q: q.update(bits=6), ["model.safetensors", "words of 6-bit codes are"]),

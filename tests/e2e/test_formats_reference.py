@@ -72,11 +72,12 @@ def test_mlx_affine(make_vectors, bits, group, side):
         assert mx.array_equal(narrow, steps, equal_nan=True)
 
 
-def test_mlx_mxfp4(make_vectors):
+@pytest.mark.parametrize("mode, group, bits", [("mxfp4", 32, 4), ("nvfp4", 16, 4), ("mxfp8", 32, 8)])
+def test_mlx_small_floats(make_vectors, mode, group, bits):
     mx = pytest.importorskip("mlx.core")
-    codes, scales, w = make_vectors.mxfp4_case(np.random.default_rng(5))
-    ours = mx.dequantize(mx.array(codes.view("<u4")), mx.array(scales), group_size=32, bits=4, mode="mxfp4", dtype=mx.float32)
-    assert same_bits(np.array(ours), w)
+    codes, scales, w = getattr(make_vectors, f"{mode}_case")(np.random.default_rng(5))
+    theirs = mx.dequantize(mx.array(codes.view("<u4")), mx.array(scales), group_size=group, bits=bits, mode=mode, dtype=mx.float32)
+    assert same_bits(np.array(theirs), w)
 
 
 def test_torch_e4m3(make_vectors):

@@ -210,12 +210,18 @@ def as_affine(rng, shape, bits, group):
         q.astype(np.float32) * scale.repeat(group, -1) + bias.repeat(group, -1)
 
 
-def as_mxfp4(rng, shape):
-    value = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
-    q = rng.integers(0, 16, shape, dtype=np.uint32)
-    scale = rng.integers(120, 123, (*shape[:-1], shape[-1] // 32), dtype=np.uint8)
-    w = np.where(q < 8, value[q & 7], -value[q & 7]) * np.exp2(scale.astype(np.float32) - 127).repeat(32, -1)
-    return {"weight": ("U32", pack_codes(q, 4)), "scales": ("U8", scale)}, w.astype(np.float32)
+def as_small_floats(vectors, rng, shape, mode):
+    """mxfp4, nvfp4, mxfp8: two scales that follow each other differ by up to a factor of two."""
+    bits, group = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}[mode]
+    q = rng.integers(0, 1 << bits, shape, dtype=np.uint32)
+    if bits == 8:
+        q[(q & 127) >= 0x60] ^= 0x40
+    e4m3 = mode == "nvfp4"
+    low = 8 if e4m3 else 120 if bits == 4 else 124
+    scale = rng.integers(low, low + (8 if e4m3 else 2), (*shape[:-1], shape[-1] // group), dtype=np.uint8)
+    factor = vectors.e4m3_values()[scale] if e4m3 else np.exp2(scale.astype(np.float32) - 127)
+    w = (vectors.E2M1 if bits == 4 else vectors.e4m3_values())[q] * factor.repeat(group, -1)
+    return {"weight": ("U32", pack_codes(q, bits)), "scales": ("U8", scale)}, w.astype(np.float32)
 
 
 # How all modules are quantised, and overrides by the end of their paths.
@@ -227,12 +233,14 @@ MLX = {
     "affine6": ({"bits": 6, "group_size": 32}, {"k_proj": {"bits": 2, "group_size": 128}}),
     "affine8": ({"bits": 8, "group_size": 32}, {"down_proj": {"bits": 3, "group_size": 32}}),
     "mxfp4": ({"bits": 4, "group_size": 32, "mode": "mxfp4"}, {"mlp.gate": {"bits": 8, "group_size": 64}, "lm_head": {"mode": "mxfp4"}}),
+    "nvfp4": ({"bits": 4, "group_size": 16, "mode": "nvfp4"}, {"mlp.gate": {"bits": 8, "group_size": 64}}),
+    "mxfp8": ({"bits": 8, "group_size": 32, "mode": "mxfp8"}, {"mlp.gate": False}),
     "mixed": ({"bits": 4, "group_size": 32}, {"gate_proj": {"mode": "mxfp4"}, "up_proj": {"bits": 5, "group_size": 128}}),
 }
 
 
 @pytest.mark.parametrize("name", MLX)
-def test_mlx(golden, tmp_path, same, name):
+def test_mlx(vectors, golden, tmp_path, same, name):
     rng = np.random.default_rng(13)
     everywhere, overrides = MLX[name]
     quantization = dict(everywhere)
@@ -252,7 +260,8 @@ def test_mlx(golden, tmp_path, same, name):
             w = random_matrix(rng, shape)
             typed[f"{module}.weight"] = "F32", w
         else:
-            parts, w = as_mxfp4(rng, shape) if how["mode"] == "mxfp4" else as_affine(rng, shape, how["bits"], how["group_size"])
+            parts, w = as_affine(rng, shape, how["bits"], how["group_size"]) if how["mode"] == "affine" else \
+                as_small_floats(vectors, rng, shape, how["mode"])
             typed |= {f"{module}.{part}": tensor for part, tensor in parts.items()}
         if ".switch_mlp." in module:
             plain |= {f"{module.replace('switch_mlp', f'experts.{e}')}.weight": ("F32", w[e]) for e in range(EXPERTS)}

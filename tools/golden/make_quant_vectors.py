@@ -150,15 +150,39 @@ def dequantize_affine(out, rng, cases):
               [words.tobytes(), scale_bytes, bias_bytes], w)
 
 
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32)
+
+
 def mxfp4_case(rng, cols=288):
     """Bytes of codes, scales (without 255, which is NaN), the weights: minus zero stays."""
-    value = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32)
     codes = rng.integers(0, 16, (ROWS, cols), dtype=np.uint8)
     scales = rng.integers(0, 255, (ROWS, cols // 32), dtype=np.uint8)
     scales[:, :4] = [0, 1, 127, 254]
     with np.errstate(over="ignore"):
-        w = np.ldexp(value[codes], scales.astype(np.int32).repeat(32, 1) - 127).astype(np.float32)
+        w = np.ldexp(E2M1[codes], scales.astype(np.int32).repeat(32, 1) - 127).astype(np.float32)
     return codes[:, 0::2] | codes[:, 1::2] << 4, scales, w
+
+
+def nvfp4_case(rng, cols=288):
+    """As mxfp4_case with e4m3 scales of either sign (without NaN)."""
+    codes = rng.integers(0, 16, (ROWS, cols), dtype=np.uint8)
+    scales = rng.permutation(np.delete(np.arange(256, dtype=np.uint8), [127, 255]))[:ROWS * cols // 16].reshape(ROWS, -1)
+    return codes[:, 0::2] | codes[:, 1::2] << 4, scales, E2M1[codes] * e4m3_values()[scales].repeat(16, 1)
+
+
+def mxfp8_case(rng, cols=288):
+    codes = rng.integers(0, 256, (ROWS, cols), dtype=np.uint8)
+    codes[(codes & 127) == 127] = 0x7E
+    scales = rng.integers(0, 255, (ROWS, cols // 32), dtype=np.uint8)
+    scales[:, :4] = [0, 1, 127, 254]
+    with np.errstate(over="ignore"):
+        return codes, scales, np.ldexp(e4m3_values()[codes], scales.astype(np.int32).repeat(32, 1) - 127).astype(np.float32)
+
+
+def dequantize_mlx_floats(out, rng):
+    for name, group, case in (("nvfp4_split", 16, nvfp4_case), ("mxfp8_split", 32, mxfp8_case)):
+        codes, scales, w = case(rng)
+        write(out / f"dequantize_{name}.bin", name, group, "", *w.shape, [codes.tobytes(), scales.tobytes()], w)
 
 
 def e4m3_values():
@@ -209,6 +233,7 @@ def make(out, seed):
         dequantize_affine(out, rng, AFFINE_2)
         dequantize_small_floats(out, rng)
         quantize_blocks(out, rng, ("MXFP4",))
+        dequantize_mlx_floats(out, rng)
 
 
 def main():

@@ -168,6 +168,34 @@ static void mode_mxfp4(void **state) {
     }
 }
 
+/* Modes that say bits and group themselves. */
+static void modes_nvfp4_and_mxfp8(void **state) {
+    static const triple nvfp4 = {"U32", "[3,8]", 96, "U8", "[3,4]", 12, NULL, "", 0};
+    static const triple mxfp8 = {"U32", "[3,16]", 192, "U8", "[3,2]", 6, NULL, "", 0};
+    static const struct {
+        const char *config;
+        const triple *t;
+        sl_format_id format;
+    } rows[] = {
+        {"{\"quantization\":{\"group_size\":16,\"bits\":4,\"mode\":\"nvfp4\"}}", &nvfp4, SL_NVFP4_SPLIT},
+        {"{\"quantization\":{\"group_size\":64,\"bits\":4,\"m\":{\"mode\":\"nvfp4\"}}}", &nvfp4, SL_NVFP4_SPLIT},
+        {"{\"quantization\":{\"group_size\":32,\"bits\":8,\"mode\":\"mxfp8\"}}", &mxfp8, SL_MXFP8_SPLIT},
+    };
+    for (size_t i = 0; i < SL_COUNT(rows); i++) {
+        sl_error err;
+        sl_ckpt *c = open_triple(rows[i].config, rows[i].t, &err);
+        if (!c) {
+            fail_msg("%s", err.message);
+        }
+        const sl_tensor *t = sl_ckpt_find(c, "m.weight");
+        sl_matrix m;
+        assert_int_equal(t->format, rows[i].format);
+        assert_int_equal(t->shape[1], 64);
+        assert_true(sl_tensor_matrix(t, &m, &err));
+        sl_ckpt_close(c);
+    }
+}
+
 /* In a model of mode mxfp4 an override without a mode is affine, as in MLX's own library. */
 static void override_without_mode_is_affine(void **state) {
     sl_error err;
@@ -271,10 +299,11 @@ static void config_that_cannot_be(void **state) {
          "quantization.m.bits is 16, expected 2, 3, 4, 5, 6 or 8 (tensor \"m.weight\")"},
         {"{\"quantization_config\":{\"group_size\":64,\"bits\":4,\"m\":{\"bits\":16}}}", SL_ERR_UNSUPPORTED,
          "quantization_config.m.bits is 16"},
-        {"{\"quantization\":{\"group_size\":64,\"bits\":4,\"mode\":\"nvfp4\"}}", SL_ERR_UNSUPPORTED,
-         "quantization.mode is \"nvfp4\", expected \"affine\" or \"mxfp4\" (tensor \"m.weight\")"},
-        {"{\"quantization\":{\"group_size\":64,\"bits\":4,\"m\":{\"mode\":\"mxfp8\"}}}", SL_ERR_UNSUPPORTED,
-         "quantization.m.mode is \"mxfp8\""},
+        {"{\"quantization\":{\"group_size\":64,\"bits\":4,\"mode\":\"nvfp5\"}}", SL_ERR_UNSUPPORTED,
+         "quantization.mode is \"nvfp5\", expected \"affine\", \"mxfp4\", \"nvfp4\" or \"mxfp8\" (tensor "
+         "\"m.weight\")"},
+        {"{\"quantization\":{\"group_size\":64,\"bits\":4,\"m\":{\"mode\":\"mxfp9\"}}}", SL_ERR_UNSUPPORTED,
+         "quantization.m.mode is \"mxfp9\""},
         {"{\"quantization\":{\"group_size\":64,\"bits\":4,\"mode\":7}}", SL_ERR_UNSUPPORTED,
          "quantization.mode is \"?\""},
         {"{\"quantization\":{\"group_size\":64,\"bits\":4,\"m\":false}}", SL_ERR_FORMAT,
@@ -349,6 +378,7 @@ int main(void) {
         cmocka_unit_test(mxfp4_that_does_not_fit),
         cmocka_unit_test(override_without_mode_is_affine),
         cmocka_unit_test(names_of_the_field),
+        cmocka_unit_test(modes_nvfp4_and_mxfp8),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -47,11 +47,11 @@ void guarded_free(void *p, size_t bytes) {
 
 /* Byte offsets of the f16 fields of a block, -1: no more. A format that is not here begins with its only one. */
 static const int half_fields[SL_FORMAT_COUNT][2] = {
-    [SL_Q4_0] = {0, -1},   [SL_Q4_1] = {0, 2},    [SL_Q5_0] = {0, -1},   [SL_Q5_1] = {0, 2},
-    [SL_Q8_0] = {0, -1},   [SL_Q4_K] = {0, 2},    [SL_Q5_K] = {0, 2},    [SL_Q6_K] = {208, -1},
-    [SL_Q2_K] = {80, 82},  [SL_Q3_K] = {108, -1}, [SL_MXFP4] = {-1, -1}, [SL_MXFP4_SPLIT] = {-1, -1},
-    [SL_FP8] = {-1, -1},   [SL_NVFP4] = {-1, -1}, [SL_IQ1_M] = {-1, -1}, [SL_TQ1_0] = {52, -1},
-    [SL_TQ2_0] = {64, -1},
+    [SL_Q4_0] = {0, -1},   [SL_Q4_1] = {0, 2},          [SL_Q5_0] = {0, -1},         [SL_Q5_1] = {0, 2},
+    [SL_Q8_0] = {0, -1},   [SL_Q4_K] = {0, 2},          [SL_Q5_K] = {0, 2},          [SL_Q6_K] = {208, -1},
+    [SL_Q2_K] = {80, 82},  [SL_Q3_K] = {108, -1},       [SL_MXFP4] = {-1, -1},       [SL_MXFP4_SPLIT] = {-1, -1},
+    [SL_FP8] = {-1, -1},   [SL_NVFP4] = {-1, -1},       [SL_IQ1_M] = {-1, -1},       [SL_TQ1_0] = {52, -1},
+    [SL_TQ2_0] = {64, -1}, [SL_NVFP4_SPLIT] = {-1, -1}, [SL_MXFP8_SPLIT] = {-1, -1},
 };
 
 static float random_scale(rng *r, scale_kind kind) {
@@ -83,9 +83,17 @@ static uint8_t random_exponent(rng *r, scale_kind kind) {
     return (uint8_t)(kind == SCALES_EXTREME && rng_below(r, 2) ? rng_below(r, 255) : 110 + rng_below(r, 20));
 }
 
+/* e4m3 */
+static uint8_t no_nan(uint8_t v) {
+    return (v & 0x7f) == 0x7f ? v ^ 1 : v;
+}
+
 static void fill_blocks(rng *r, uint8_t *p, size_t bytes, sl_format_id f, scale_kind kind) {
     for (size_t i = 0; i < bytes; i++) {
         p[i] = (uint8_t)rng_next(r);
+    }
+    for (size_t i = 0; i < bytes && f == SL_MXFP8_SPLIT; i++) {
+        p[i] = no_nan(p[i]);
     }
     if (sl_format_is_affine(f)) {
         return;
@@ -96,8 +104,8 @@ static void fill_blocks(rng *r, uint8_t *p, size_t bytes, sl_format_id f, scale_
         }
         if (f == SL_MXFP4) {
             p[b] = random_exponent(r, kind);
-        } else if (f == SL_FP8 && (p[b] & 0x7f) == 0x7f) {
-            p[b] ^= 1; /* no NaN */
+        } else if (f == SL_FP8) {
+            p[b] = no_nan(p[b]);
         } else if (f == SL_IQ1_M) {
             p[b + 55] &= 0xbf; /* its f16 in pieces: below 2 */
         }
@@ -118,9 +126,9 @@ test_matrix test_matrix_new(rng *r, sl_format_id format, int64_t rows, int64_t c
             continue;
         }
         uint8_t *bytes = guarded_new(t.bytes[p]);
-        if (p > 0 && format == SL_MXFP4_SPLIT) {
+        if (p > 0 && sl_format_get(format)->group) {
             for (size_t i = 0; i < t.bytes[p]; i++) {
-                bytes[i] = random_exponent(r, kind);
+                bytes[i] = format == SL_NVFP4_SPLIT ? no_nan((uint8_t)rng_next(r)) : random_exponent(r, kind);
             }
         } else if (p > 0) {
             fill_values(r, bytes, t.bytes[p], side, kind);

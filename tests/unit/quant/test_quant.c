@@ -141,8 +141,8 @@ static int each_vector(const char *prefix, void (*check)(const char *file)) {
 
 static void dequantize_equals_python(void **state) {
     /* 23 block formats of GGUF, three float formats, affine: 2 widths x 3 groups x 3 side types, 4 widths x 4;
-     * mxfp4_split; fp8 with scales of two types */
-    assert_int_equal(each_vector("dequantize_", check_dequantize), 23 + 3 + 18 + 16 + 1 + 2);
+     * mxfp4_split, nvfp4_split, mxfp8_split; fp8 with scales of two types */
+    assert_int_equal(each_vector("dequantize_", check_dequantize), 23 + 3 + 18 + 16 + 3 + 2);
 }
 
 static void quantize_equals_python(void **state) {
@@ -340,6 +340,10 @@ static void layout_of_separate_scales(void **state) {
     m.cols = 48;
     assert_false(sl_matrix_layout(&m, &err));
     assert_string_equal(err.message, "mxfp4_split with 48 columns, expected a multiple of 32");
+    m = (sl_matrix){.format = SL_NVFP4_SPLIT, .rows = 3, .cols = 48};
+    assert_true(sl_matrix_layout(&m, &err));
+    assert_int_equal(m.row_bytes[0], 24);
+    assert_int_equal(m.row_bytes[1], 3);
     m = (sl_matrix){.format = SL_FP8, .group = 128, .side = SL_F32, .rows = 257, .cols = 129};
     assert_true(sl_matrix_layout(&m, &err));
     assert_int_equal(m.row_bytes[0], 129);

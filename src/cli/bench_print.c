@@ -76,10 +76,11 @@ static json_t *known(double v) {
 
 static json_t *window_json(const bench_window *w) {
     const sl_stats *s = &w->stats;
-    json_t *times = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "attention", (double)s->time_attention_ns / 1e9,
-                              "linear", (double)s->time_linear_ns / 1e9, "router", (double)s->time_router_ns / 1e9,
-                              "expert", (double)s->time_expert_ns / 1e9, "shared", (double)s->time_shared_ns / 1e9,
-                              "head", (double)s->time_head_ns / 1e9, "other", (double)s->time_other_ns / 1e9);
+    json_t *times = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "attention",
+                              (double)s->time_attention_ns / 1e9, "linear", (double)s->time_linear_ns / 1e9, "router",
+                              (double)s->time_router_ns / 1e9, "expert", (double)s->time_expert_ns / 1e9, "shared",
+                              (double)s->time_shared_ns / 1e9, "head", (double)s->time_head_ns / 1e9, "other",
+                              (double)s->time_other_ns / 1e9, "delta", (double)s->time_delta_ns / 1e9);
     return json_pack("{s:f, s:f, s:I, s:I, s:o, s:I, s:f, s:I, s:o, s:o, s:o, s:o, s:o}", "seconds", w->seconds,
                      "tokens_per_second", w->tokens_per_second, "hits", (json_int_t)s->expert_hits, "misses",
                      (json_int_t)s->expert_misses, "hit_rate", known(value_hit_rate(w)), "bytes_read",

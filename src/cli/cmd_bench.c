@@ -58,8 +58,8 @@ static double bound_seconds(const bench *b, const bench_window *w, const cli_rep
     const sl_stats *s = &w->stats;
     double asked = (double)(s->expert_hits + s->expert_misses),
            layers = (double)b->r.decode_tokens * b->info.moe_layers;
-    double dense = (double)(s->time_attention_ns + s->time_linear_ns + s->time_router_ns + s->time_shared_ns +
-                            s->time_other_ns),
+    double dense = (double)(s->time_attention_ns + s->time_delta_ns + s->time_linear_ns + s->time_router_ns +
+                            s->time_shared_ns + s->time_other_ns),
            hits = asked > 0 ? (double)s->time_expert_ns * (double)s->expert_hits / asked / layers : 0, sum = 0;
     for (size_t i = 0; i < replay->bursts; i++)
         sum += (double)replay->ns[i] > hits ? (double)replay->ns[i] : hits;

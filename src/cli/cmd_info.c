@@ -4,7 +4,7 @@
 json_t *cli_info_json(const sl_engine_info *i) {
     return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s," /* path..approximation */
                      " s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i,"
-                     " s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+                     " s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
                      "path", i->path, "container", i->container, "architecture", i->architecture, "formats", i->formats,
                      "numeric", i->numeric, "isa", i->isa, "reader", i->reader, "kv_type", i->kv_type, "approximation",
                      i->approximation, //
@@ -19,7 +19,8 @@ json_t *cli_info_json(const sl_engine_info *i) {
                      (json_int_t)i->least_memory, "suggested_memory", (json_int_t)i->suggested_memory, "full_memory",
                      (json_int_t)i->full_memory, "memory", (json_int_t)i->memory, "slots", (json_int_t)i->slots,
                      "dense_bytes_per_token", (json_int_t)i->dense_bytes_per_token, "kv_tokens",
-                     (json_int_t)i->kv_tokens, "least_kv_tokens", (json_int_t)i->least_kv_tokens);
+                     (json_int_t)i->kv_tokens, "least_kv_tokens", (json_int_t)i->least_kv_tokens,
+                     "state_bytes_per_sequence", (json_int_t)i->state_bytes_per_sequence);
 }
 
 static void print_model(const sl_engine_info *i) {
@@ -45,7 +46,7 @@ static int at_most(uint64_t n, int limit) {
 }
 
 static void print_memory(const sl_engine_info *i) {
-    char least[16], suggested[16], full[16], memory[16], kv[16], scratch[16];
+    char least[16], suggested[16], full[16], memory[16], kv[16], scratch[16], state[16];
     printf("memory      least %s (for %d tokens of context), suggested %s, full %s\n", cli_size(i->least_memory, least),
            at_most(i->least_kv_tokens, i->context), cli_size(i->suggested_memory, suggested),
            cli_size(i->full_memory, full));
@@ -59,6 +60,8 @@ static void print_memory(const sl_engine_info *i) {
            i->context);
     if (i->memory >= i->least_memory && i->kv_tokens < (uint64_t)i->context)
         printf(" of which the budget holds %d tokens", at_most(i->kv_tokens, i->context));
+    if (i->state_bytes_per_sequence)
+        printf("; recurrent state %s per sequence", cli_size(i->state_bytes_per_sequence, state));
     printf("; scratch %s\n", cli_size(i->scratch_bytes, scratch));
     printf("runs        numeric %s on %s, %d threads%s%s\n", i->numeric, i->isa, i->threads,
            i->reader[0] ? ", reader " : "", i->reader);

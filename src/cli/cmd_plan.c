@@ -81,12 +81,14 @@ static int print_plan_json(const plan *p) {
 }
 
 static void print_fit(const sl_engine_info *i) {
-    char a[16], b[16], c[16], d[16];
+    char a[16], b[16], c[16], d[16], s[16];
     uint64_t kv = i->kv_bytes_per_token * (uint64_t)i->context, slots = i->slots * i->bytes_per_expert;
     printf("budget    %s (least %s, full %s)\n", cli_size(i->memory, a), cli_size(i->least_memory, b),
            cli_size(i->full_memory, c));
     printf("  resident %s, scratch %s, KV up to %s for %d tokens", cli_size(i->resident_bytes, a),
            cli_size(i->scratch_bytes, b), cli_size(kv, c), i->context);
+    if (i->state_bytes_per_sequence)
+        printf(", recurrent state %s per sequence", cli_size(i->state_bytes_per_sequence, s));
     if (i->experts > 0)
         printf(",\n  experts %s: slots for %llu of %llu", cli_size(slots, d), (unsigned long long)i->slots,
                (unsigned long long)i->experts * (unsigned long long)i->moe_layers);

@@ -50,13 +50,16 @@ static void print_phases(FILE *f, const sl_stats *s) {
     double tokens = (double)(s->prompt_tokens + s->decode_tokens), ms = tokens * 1e6;
     if (tokens == 0)
         return;
+    char delta[48] = "";
+    if (s->time_delta_ns)
+        snprintf(delta, sizeof delta, " delta %.2f,", (double)s->time_delta_ns / ms);
     fprintf(f,
-            "phases    per token, ms%s: attention %.2f, router %.2f, expert wait %.2f, experts %.2f, shared %.2f, "
+            "phases    per token, ms%s: attention %.2f,%s router %.2f, expert wait %.2f, experts %.2f, shared %.2f, "
             "products %.2f, head %.2f, other %.2f\n",
-            s->gpu_phase_ns ? " of the device" : "", (double)s->time_attention_ns / ms, (double)s->time_router_ns / ms,
-            (double)(s->gpu_phase_ns ? s->time_expert_wait_ns : s->expert_wait_ns) / ms, (double)s->time_expert_ns / ms,
-            (double)s->time_shared_ns / ms, (double)s->time_linear_ns / ms, (double)s->time_head_ns / ms,
-            (double)s->time_other_ns / ms);
+            s->gpu_phase_ns ? " of the device" : "", (double)s->time_attention_ns / ms, delta,
+            (double)s->time_router_ns / ms, (double)(s->gpu_phase_ns ? s->time_expert_wait_ns : s->expert_wait_ns) / ms,
+            (double)s->time_expert_ns / ms, (double)s->time_shared_ns / ms, (double)s->time_linear_ns / ms,
+            (double)s->time_head_ns / ms, (double)s->time_other_ns / ms);
 }
 
 void cli_print_figures(FILE *f, const sl_engine *e) {
@@ -84,10 +87,11 @@ void cli_print_figures(FILE *f, const sl_engine *e) {
 static json_t *phases_json(const sl_stats *s) {
     if (!s->gpu_phase_ns)
         return json_null();
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "attention", seconds(s->time_attention_ns), "router",
-                     seconds(s->time_router_ns), "expert_wait", seconds(s->time_expert_wait_ns), "experts",
-                     seconds(s->time_expert_ns), "shared", seconds(s->time_shared_ns), "products",
-                     seconds(s->time_linear_ns), "head", seconds(s->time_head_ns), "all", seconds(s->gpu_phase_ns));
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "attention", seconds(s->time_attention_ns),
+                     "delta", seconds(s->time_delta_ns), "router", seconds(s->time_router_ns), "expert_wait",
+                     seconds(s->time_expert_wait_ns), "experts", seconds(s->time_expert_ns), "shared",
+                     seconds(s->time_shared_ns), "products", seconds(s->time_linear_ns), "head",
+                     seconds(s->time_head_ns), "all", seconds(s->gpu_phase_ns));
 }
 
 json_t *cli_figures_json(const sl_engine *e) {

@@ -202,8 +202,10 @@ bool engine_plan_make(const engine_plan_input *in, uint64_t budget, engine_plan 
     *out = (engine_plan){.budget = budget};
     if (!possible(in, ENGINE_SLAB_SIZES - 1))
         return sl_fail(err, SL_ERR_UNSUPPORTED,
-                       "an expert of %llu bytes or a KV block of %llu bytes is larger than a slab of %llu bytes",
+                       "an expert of %llu bytes, a KV block of %llu or a block of recurrent state of %llu is larger "
+                       "than a slab of %llu bytes",
                        (unsigned long long)largest_slot(in), (unsigned long long)in->kv_block,
+                       (unsigned long long)in->state_block,
                        (unsigned long long)engine_slab_size(ENGINE_SLAB_SIZES - 1));
     engine_plan_input tight = with_least_scratch(in);
     out->least = report(&tight, least_slab_bytes(in));

@@ -158,6 +158,8 @@ int cli_msl_trace(const cli_args *a);
 /* The device of `sluice msl` (soft, with checks, unless asked otherwise) and a file compiled for it. */
 struct sl_gpu *cli_msl_open(const cli_args *a, sl_error *err);
 struct sl_gpu_library *cli_msl_compile(struct sl_gpu *g, const cli_args *a, const char *file, sl_error *err);
+/* cli_report, unless the device's log has shown the same already. */
+int cli_msl_report(const sl_error *err);
 
 /* ---- terminal: standard output, messages, progress --------------------------------------------------------------- */
 

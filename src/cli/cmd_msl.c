@@ -4,16 +4,49 @@
 
 #include "sluice/gpu.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_DEFINES = 64 };
+enum { MOST_DEFINES = 64, MOST_DIRS = 64, SHOWN_LINES = 32 };
 #define MOST_SOURCE (16ull << 20)
+
+/* What the device's log has shown: the same comes again, as the reason why a list failed and as a call's error. */
+static struct {
+    pthread_mutex_t lock;
+    char line[SHOWN_LINES][512];
+    size_t count;
+    bool quiet;
+} shown = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* The line, or what follows "list 'run' failed: " in it. The lock is held. */
+static bool was_shown(const char *line) {
+    size_t n = strlen(line);
+    for (size_t i = 0; i < SHOWN_LINES && i < shown.count; i++) {
+        size_t m = strlen(shown.line[i]);
+        if (m > 0 && m <= n && strcmp(line + n - m, shown.line[i]) == 0)
+            return true;
+    }
+    return false;
+}
 
 static void on_log(void *user, sl_log_level level, const char *line) {
     (void)user;
     (void)level;
-    cli_note("%s", line);
+    pthread_mutex_lock(&shown.lock);
+    bool again = was_shown(line), fits = strlen(line) < sizeof shown.line[0];
+    if (!again && fits && !shown.quiet)
+        memcpy(shown.line[shown.count++ % SHOWN_LINES], line, strlen(line) + 1);
+    pthread_mutex_unlock(&shown.lock);
+    if (!again)
+        cli_note("%s", line);
+}
+
+int cli_msl_report(const sl_error *err) {
+    pthread_mutex_lock(&shown.lock);
+    bool again = was_shown(err->message);
+    pthread_mutex_unlock(&shown.lock);
+    return again ? CLI_FAILED : cli_report(err);
 }
 
 sl_gpu *cli_msl_open(const cli_args *a, sl_error *err) {
@@ -23,6 +56,7 @@ sl_gpu *cli_msl_open(const cli_args *a, sl_error *err) {
     o.seed = a->seed;
     o.log = on_log;
     o.log_level = a->log_level;
+    shown.quiet = a->quiet;
     return sl_gpu_open(&o, err);
 }
 
@@ -37,12 +71,21 @@ static void split_define(char *copy, sl_gpu_define *out) {
 sl_gpu_library *cli_msl_compile(sl_gpu *g, const cli_args *a, const char *file, sl_error *err) {
     sl_gpu_compile_options o = SL_GPU_COMPILE_OPTIONS_INIT;
     sl_gpu_define defines[MOST_DEFINES];
+    const char *dirs[MOST_DIRS + 1] = {"."};
     char *copy[MOST_DEFINES] = {NULL};
     size_t n, count = a->defines.count;
     if (count > MOST_DEFINES) {
         sl_fail(err, SL_ERR_ARGUMENT, "more than %d definitions", MOST_DEFINES);
         return NULL;
     }
+    if (a->includes.count > MOST_DIRS) {
+        sl_fail(err, SL_ERR_ARGUMENT, "more than %d directories for #include", MOST_DIRS);
+        return NULL;
+    }
+    /* A name with a directory says where its neighbours are; one without is here. */
+    size_t here = strchr(file, '/') == NULL;
+    for (size_t i = 0; i < a->includes.count; i++)
+        dirs[here + i] = a->includes.items[i];
     sl_gpu_library *l = NULL;
     char *source = cli_read_input(file, MOST_SOURCE, &n, err);
     bool ok = source != NULL;
@@ -56,8 +99,8 @@ sl_gpu_library *cli_msl_compile(sl_gpu *g, const cli_args *a, const char *file, 
         o.name = file;
         o.defines = defines;
         o.define_count = count;
-        o.include_dirs = a->includes.items;
-        o.include_count = a->includes.count;
+        o.include_dirs = dirs;
+        o.include_count = here + a->includes.count;
         l = sl_gpu_library_new(g, source, n, &o, err);
     }
     for (size_t i = 0; i < count; i++)
@@ -89,46 +132,48 @@ static void print_kernel(const sl_gpu_pipeline_info *info) {
     sl_buf_free(&out);
 }
 
-/* A kernel whose constants have no values cannot be made, which is no fault of the file. */
-static void check_kernel(sl_gpu_library *l, const char *entry) {
+static bool check_kernel(sl_gpu_library *l, const char *entry) {
     sl_error err = {0};
     sl_gpu_pipeline *p = sl_gpu_pipeline_new(l, entry, NULL, 0, &err);
     sl_gpu_pipeline_info info = {.size = sizeof info};
     if (!p) {
-        cli_put(entry, strlen(entry));
-        cli_put(": ", 2);
-        cli_put(err.message, strlen(err.message));
-        cli_put("\n", 1);
-        return;
+        cli_msl_report(&err);
+        return false;
     }
     sl_gpu_pipeline_get_info(p, &info);
     print_kernel(&info);
     sl_gpu_pipeline_free(p);
+    return true;
 }
 
 static int msl_check(const cli_args *a) {
     sl_error err = {0};
     sl_gpu *g = cli_msl_open(a, &err);
     sl_gpu_library *l = g ? cli_msl_compile(g, a, a->operand[1], &err) : NULL;
+    int status = l ? CLI_OK : cli_msl_report(&err);
     for (size_t i = 0; l && i < sl_gpu_library_count(l); i++)
-        check_kernel(l, sl_gpu_library_entry(l, i));
-    bool ok = l != NULL;
+        if (!check_kernel(l, sl_gpu_library_entry(l, i)))
+            status = CLI_FAILED;
+    if (l && sl_gpu_library_count(l) == 0)
+        cli_note("%s: no kernel that could run", a->operand[1]);
     sl_gpu_library_free(l);
     sl_gpu_close(g);
-    return ok ? CLI_OK : cli_report(&err);
+    return status;
 }
 
 int cli_msl(const cli_args *a) {
     static const struct {
         const char *name;
-        int operands; /* at least */
+        int least, most; /* operands */
         int (*run)(const cli_args *a);
-    } what[] = {{"check", 2, msl_check}, {"run", 2, cli_msl_run}, {"trace", 1, cli_msl_trace}};
+    } what[] = {{"check", 2, 2, msl_check}, {"run", 2, 3, cli_msl_run}, {"trace", 1, 1, cli_msl_trace}};
     for (size_t i = 0; i < SL_COUNT(what); i++) {
         if (strcmp(a->operand[0], what[i].name) != 0)
             continue;
-        if (a->operands < what[i].operands)
+        if (a->operands < what[i].least)
             return cli_complain(CLI_USAGE, "msl %s: a FILE.metal is missing", what[i].name);
+        if (a->operands > what[i].most)
+            return cli_complain(CLI_USAGE, "msl %s: '%s' is one word too many", what[i].name, a->operand[what[i].most]);
         return what[i].run(a);
     }
     return cli_complain(CLI_USAGE, "msl %s: expected check, run or trace", a->operand[0]);

@@ -5,6 +5,8 @@
 
 #include "sluice/gpu.h"
 
+#include <ctype.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +31,8 @@ typedef struct msl_run {
     msl_input input[SL_GPU_SLOTS];
     sl_gpu_threadgroup_length lengths[SL_GPU_SLOTS];
     size_t length_count;
+    sl_gpu_constant constants[MOST_CONSTANTS];
+    size_t constant_count;
     uint32_t groups[3], threads[3];
     double seconds;
     sl_error err;
@@ -37,30 +41,64 @@ typedef struct msl_run {
 /* ---- the command line ---- */
 
 /* "SLOT=rest" */
-static bool split_slot(const char *text, int *slot, const char **rest, sl_error *err) {
+static bool split_slot(const char *option, const char *text, int *slot, const char **rest, sl_error *err) {
     char *end;
     long n = strtol(text, &end, 10);
     if (end == text || *end != '=' || n < 0 || n >= SL_GPU_SLOTS)
-        return sl_fail(err, SL_ERR_ARGUMENT, "'%s': expected SLOT=..., SLOT from 0 to %d", text, SL_GPU_SLOTS - 1);
+        return sl_fail(err, SL_ERR_ARGUMENT, "--%s %s: expected SLOT=..., SLOT from 0 to %d", option, text,
+                       SL_GPU_SLOTS - 1);
     *slot = (int)n;
     *rest = end + 1;
     return true;
 }
 
 /* "X", "X,Y" or "X,Y,Z" */
-static bool parse_size(const char *text, uint32_t out[3], sl_error *err) {
+static bool parse_size(const char *option, const char *text, uint32_t out[3], sl_error *err) {
     const char *s = text;
     for (int i = 0; i < 3; i++)
         out[i] = 1;
     for (int i = 0; s && i < 3; i++) {
         char *end;
         unsigned long long v = strtoull(s, &end, 10);
-        if (end == s || v == 0 || v > UINT32_MAX || (*end && (*end != ',' || i == 2)))
-            return sl_fail(err, SL_ERR_ARGUMENT, "'%s': expected X, X,Y or X,Y,Z", text);
+        if (end == s || !isdigit((unsigned char)*s) || v == 0 || v > UINT32_MAX || (*end && (*end != ',' || i == 2)))
+            return sl_fail(err, SL_ERR_ARGUMENT, "--%s %s: expected X, X,Y or X,Y,Z, each from 1 to %u", option, text,
+                           UINT32_MAX);
         out[i] = (uint32_t)v;
         s = *end ? end + 1 : NULL;
     }
     return true;
+}
+
+static bool parse_whole(const char *text, long long least, long long most, long long *out) {
+    char *end;
+    errno = 0;
+    *out = strtoll(text, &end, 0);
+    return end != text && !*end && !errno && *out >= least && *out <= most;
+}
+
+static bool parse_constant_value(const char *text, sl_gpu_constant *c) {
+    static const struct {
+        long long least, most;
+    } range[] = {[SL_GPU_INT] = {INT32_MIN, INT32_MAX},
+                 [SL_GPU_UINT] = {0, UINT32_MAX},
+                 [SL_GPU_SHORT] = {INT16_MIN, INT16_MAX},
+                 [SL_GPU_USHORT] = {0, UINT16_MAX}};
+    char *end;
+    long long v;
+    switch (c->type) {
+    case SL_GPU_FLOAT:
+    case SL_GPU_HALF:
+        c->value.f = strtof(text, &end);
+        return end != text && !*end;
+    case SL_GPU_BOOL:
+        c->value.b = strcmp(text, "true") == 0 || strcmp(text, "1") == 0;
+        return c->value.b || strcmp(text, "false") == 0 || strcmp(text, "0") == 0;
+    default:
+        if (!parse_whole(text, range[c->type].least, range[c->type].most, &v))
+            return false;
+        c->value.u = (uint32_t)v;
+        return true;
+    }
 }
 
 /* "ID=TYPE:VALUE" with a type of function constants. */
@@ -72,31 +110,50 @@ static bool parse_constant(const char *text, sl_gpu_constant *out, sl_error *err
                  {"short", SL_GPU_SHORT}, {"ushort", SL_GPU_USHORT}, {"half", SL_GPU_HALF}};
     char *end;
     long id = strtol(text, &end, 10);
-    const char *type = *end == '=' ? end + 1 : "", *value = strchr(type, ':');
-    for (size_t i = 0; value && i < SL_COUNT(names); i++) {
+    const char *type = *end == '=' && isdigit((unsigned char)*text) ? end + 1 : "", *value = strchr(type, ':');
+    for (size_t i = 0; value && id <= UINT16_MAX && i < SL_COUNT(names); i++) {
         if (strlen(names[i].name) != (size_t)(value - type) ||
             strncmp(names[i].name, type, (size_t)(value - type)) != 0)
             continue;
         *out = (sl_gpu_constant){.id = (int)id, .type = names[i].type};
-        if (out->type == SL_GPU_FLOAT || out->type == SL_GPU_HALF)
-            out->value.f = strtof(value + 1, &end);
-        else if (out->type == SL_GPU_BOOL)
-            out->value.b = strcmp(value + 1, "true") == 0 || strtol(value + 1, &end, 0) != 0;
-        else
-            out->value.i = (int32_t)strtoll(value + 1, &end, 0);
-        if (*end && out->type != SL_GPU_BOOL)
-            break;
-        return true;
+        if (parse_constant_value(value + 1, out))
+            return true;
     }
     return sl_fail(err, SL_ERR_ARGUMENT,
-                   "'%s': expected ID=TYPE:VALUE, TYPE bool, int, uint, float, short, ushort, half", text);
+                   "--constant %s: expected ID=TYPE:VALUE, ID from 0 to %d, TYPE bool, int, uint, float, short, "
+                   "ushort or half, a VALUE that fits",
+                   text, UINT16_MAX);
+}
+
+static bool read_constants(msl_run *r) {
+    r->constant_count = r->a->constants.count;
+    if (r->constant_count > MOST_CONSTANTS)
+        return sl_fail(&r->err, SL_ERR_ARGUMENT, "more than %d constants", MOST_CONSTANTS);
+    for (size_t i = 0; i < r->constant_count; i++)
+        if (!parse_constant(r->a->constants.items[i], &r->constants[i], &r->err))
+            return false;
+    return true;
+}
+
+static bool check_outputs(msl_run *r) {
+    for (size_t i = 0; i < r->a->outputs.count; i++) {
+        int slot = 0;
+        const char *path = "";
+        if (!split_slot("out", r->a->outputs.items[i], &slot, &path, &r->err))
+            return false;
+        if (!*path)
+            return sl_fail(&r->err, SL_ERR_ARGUMENT, "--out %s: expected SLOT=FILE", r->a->outputs.items[i]);
+        if (!r->input[slot].given)
+            return sl_fail(&r->err, SL_ERR_ARGUMENT, "--out %d: there is no --arg for that slot", slot);
+    }
+    return true;
 }
 
 static bool read_inputs(msl_run *r) {
     for (size_t i = 0; i < r->a->inputs.count; i++) {
         int slot = 0;
         const char *rest = "";
-        if (!split_slot(r->a->inputs.items[i], &slot, &rest, &r->err))
+        if (!split_slot("arg", r->a->inputs.items[i], &slot, &rest, &r->err))
             return false;
         if (r->input[slot].given)
             return sl_fail(&r->err, SL_ERR_ARGUMENT, "--arg for slot %d twice", slot);
@@ -108,33 +165,29 @@ static bool read_inputs(msl_run *r) {
         int slot = 0;
         const char *rest = "";
         uint64_t n;
-        if (!split_slot(r->a->lengths.items[i], &slot, &rest, &r->err))
+        if (!split_slot("threadgroup", r->a->lengths.items[i], &slot, &rest, &r->err))
             return false;
         if (!cli_parse_u64(rest, &n) || n == 0 || n > UINT32_MAX || r->length_count == SL_COUNT(r->lengths))
             return sl_fail(&r->err, SL_ERR_ARGUMENT, "--threadgroup %s: expected SLOT=BYTES", r->a->lengths.items[i]);
         r->lengths[r->length_count++] = (sl_gpu_threadgroup_length){slot, (uint32_t)n};
     }
-    return parse_size(r->a->groups ? r->a->groups : "1", r->groups, &r->err) &&
-           parse_size(r->a->group_threads ? r->a->group_threads : "32", r->threads, &r->err);
+    return parse_size("groups", r->a->groups ? r->a->groups : "1", r->groups, &r->err) &&
+           parse_size("threads", r->a->group_threads ? r->a->group_threads : "32", r->threads, &r->err) &&
+           read_constants(r) && check_outputs(r);
 }
 
 /* ---- device, library, pipeline ---- */
 
 static bool make_pipeline(msl_run *r) {
-    sl_gpu_constant constants[MOST_CONSTANTS];
-    size_t n = r->a->constants.count;
-    if (n > MOST_CONSTANTS)
-        return sl_fail(&r->err, SL_ERR_ARGUMENT, "more than %d constants", MOST_CONSTANTS);
-    for (size_t i = 0; i < n; i++)
-        if (!parse_constant(r->a->constants.items[i], &constants[i], &r->err))
-            return false;
     const char *entry = r->a->operands > 2 ? r->a->operand[2] : NULL;
     if (!entry && sl_gpu_library_count(r->library) == 1)
         entry = sl_gpu_library_entry(r->library, 0);
+    if (!entry && sl_gpu_library_count(r->library) == 0)
+        return sl_fail(&r->err, SL_ERR_ARGUMENT, "%s: no kernel that could run", r->a->operand[1]);
     if (!entry)
         return sl_fail(&r->err, SL_ERR_ARGUMENT, "%s has %zu kernels: name one ('sluice msl check' lists them)",
                        r->a->operand[1], sl_gpu_library_count(r->library));
-    r->pipeline = sl_gpu_pipeline_new(r->library, entry, constants, n, &r->err);
+    r->pipeline = sl_gpu_pipeline_new(r->library, entry, r->constants, r->constant_count, &r->err);
     if (!r->pipeline)
         return false;
     r->info.size = sizeof r->info;
@@ -228,7 +281,7 @@ static bool write_outputs(msl_run *r) {
     for (size_t i = 0; i < r->a->outputs.count; i++) {
         int slot = 0;
         const char *path = "";
-        if (!split_slot(r->a->outputs.items[i], &slot, &path, &r->err))
+        if (!split_slot("out", r->a->outputs.items[i], &slot, &path, &r->err))
             return false;
         if (!r->input[slot].buffer)
             return sl_fail(&r->err, SL_ERR_ARGUMENT, "--out %d: nothing is bound there that could be written", slot);
@@ -278,5 +331,5 @@ int cli_msl_run(const cli_args *a) {
     r.library = r.g ? cli_msl_compile(r.g, a, a->operand[1], &r.err) : NULL;
     bool ok = r.library && make_pipeline(&r) && make_buffers(&r) && dispatch(&r) && show_results(&r);
     free_run(&r);
-    return ok ? CLI_OK : cli_report(&r.err);
+    return ok ? CLI_OK : cli_msl_report(&r.err);
 }

@@ -178,5 +178,5 @@ int cli_msl_trace(const cli_args *a) {
     bool ok = open_device(&t, a) && compile(&t) && make_pipeline(&t) && make_buffers(&t) && encode(&t) && run(&t) &&
               show_result(&t);
     free_all(&t);
-    return ok ? CLI_OK : cli_complain(CLI_FAILED, "%s", t.err.message);
+    return ok ? CLI_OK : cli_msl_report(&t.err);
 }

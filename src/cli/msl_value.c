@@ -195,7 +195,11 @@ static bool generate(const char *rest, char how, uint64_t seed, value_array *out
     char *end = NULL;
     unsigned long long count = rest[n] ? strtoull(rest + n + 1, &end, 10) : 0;
     if (!value_parse_type(rest, n, &type) || !end || *end)
-        return sl_fail(err, SL_ERR_ARGUMENT, "'%s': expected TYPE:COUNT", rest);
+        return sl_fail(
+            err, SL_ERR_ARGUMENT,
+            "'%s': expected TYPE:COUNT, TYPE float, half, bfloat, int, uint, short, ushort, char, uchar, long or "
+            "ulong",
+            rest);
     if (!make(out, type, count, err))
         return false;
     fill(out, how, seed);
@@ -295,8 +299,14 @@ bool value_read(const char *text, uint64_t seed, value_array *out, sl_error *err
             goto done;
         }
     }
-    ok = text[n] && value_parse_type(text, n, &type) ? parse_list(text + n + 1, type, out, err)
-                                                     : read_file(text, out, err);
+    if (text[n] && value_parse_type(text, n, &type))
+        ok = parse_list(text + n + 1, type, out, err);
+    else if (*text && (!text[n] || sl_path_exists(text)))
+        ok = read_file(text, out, err);
+    else
+        ok = sl_fail(err, SL_ERR_ARGUMENT,
+                     "'%s': expected a file, TYPE:V,V,..., zeros:TYPE:COUNT, iota:TYPE:COUNT or random:TYPE:COUNT",
+                     text);
 done:
     if (!ok)
         value_free(out);

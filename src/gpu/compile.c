@@ -79,11 +79,17 @@ static void hash_source(const sl_gpu *g, XXH3_state_t *h, const gpu_source *s) {
 }
 
 static bool make_key(const sl_gpu *g, const gpu_source *s, gpu_key *key, sl_error *err) {
+    sl_buf table = {0};
     XXH3_state_t *h = XXH3_createState();
-    if (!h)
+    if (!h || !gpu_table_write(s->module, &table)) {
+        XXH3_freeState(h);
+        sl_buf_free(&table);
         return sl_fail(err, SL_ERR_MEMORY, "%s: out of memory", s->name);
+    }
     XXH3_128bits_reset(h);
     hash_source(g, h, s);
+    hash_bytes(h, table.data, table.size);
+    sl_buf_free(&table);
     XXH128_hash_t v = XXH3_128bits_digest(h);
     XXH3_freeState(h);
     *key = (gpu_key){v.low64, v.high64};
@@ -181,6 +187,9 @@ static bool load_container(gpu_library *l, const void *bytes, size_t size, const
     if (!gpu_container_read(l->o.gpu, bytes, size, &c, err) || !gpu_table_read(c.table, c.table_size, &l->table, err))
         return false;
     l->tabled = true;
+    for (size_t i = 0; i < l->table.refused_count; i++)
+        sl_logf(&l->o.gpu->log, SL_LOG_WARN, "kernel '%s' is left out: %s", l->table.refused[i].host_name,
+                l->table.refused[i].message);
     *payload = c.payload;
     *payload_size = c.payload_size;
     return true;

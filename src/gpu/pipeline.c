@@ -71,7 +71,10 @@ static void tell_missing(const gpu_library *l, const char *entry, const sl_gpu_c
         for (size_t k = 0; k < n && !given; k++)
             given = c[k].id == m->id;
         if (!given)
-            gpu_debugf(l->o.gpu, 1, "kernel '%s': constant %d '%s' is not given", entry, m->id, m->name);
+            sl_logf(
+                &l->o.gpu->log, SL_LOG_INFO,
+                "kernel '%s': constant %d '%s' is not given: 0 on soft, an error of Metal's where the kernel uses it",
+                entry, m->id, m->name);
     }
 }
 

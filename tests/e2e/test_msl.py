@@ -82,8 +82,15 @@ def test_faults_are_told_in_a_line(run, metal, options, words):
         assert word in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("options", [["-a", "x"], ["-a", "99=zeros:float:1"], ["-a", "0=zeros:double:1"], ["-a", "0=uchar:256"], ["-a", "0=int:1,,2"],
-                                     ["-t", "0"], ["-t", "1,2,3,4"], ["-g", "x"], ["--threadgroup", "0=0"]])
+def test_a_fault_is_one_line(run, metal):
+    done = run("msl", "run", metal, "beyond", "-a", "0=zeros:float:32", check=False)
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("options", [["-a", "x"], ["-a", "99=zeros:float:1"], ["-a", "0=zeros:double:1"], ["-a", "0=uchar:256"], ["-a", "0=int:1,,2"], ["-a", "0="],
+                                     ["-t", "0"], ["-t", "1,2,3,4"], ["-g", "x"], ["--threadgroup", "0=0"], ["-t", "-5"], ["--constant", "=int:5"],
+                                     ["--constant", "0=int:"], ["--constant", "0=ushort:65536"], ["--constant", "65536=int:1"], ["--constant", "0=bool:maybe"],
+                                     ["-o", "x"], ["-o", "0=x.npy"], ["more"]])
 def test_wrong_options_are_usage_errors(run, metal, options):
     done = run("msl", "run", metal, "beyond", *options, check=False)
     assert done.returncode == 2 and done.stderr.startswith("sluice: ")
@@ -93,7 +100,70 @@ def test_source_with_an_error(run, tmp_path):
     path = tmp_path / "k.metal"
     path.write_text("kernel void f(device float *y [[buffer(0)]]) {\n  y[0] = undefined_thing;\n}\n")
     done = run("msl", "check", path, check=False)
-    assert done.returncode == 1 and "k.metal:2: " in done.stderr.splitlines()[-1] and "undefined_thing" in done.stderr
+    assert done.returncode == 1 and done.stderr == f"sluice: {path}:2: use of undeclared identifier 'undefined_thing'\n"
+    path.write_text("kernel void f(device float *y [[buffer(0)]]) {\n  y[0] = one;\n  y[0] = two;\n}\n")
+    done = run("msl", "check", path, check=False)
+    assert [line.split("metal:")[1][:3] for line in done.stderr.splitlines()] == ["2: ", "3: "]
+
+
+TEXTURE = "kernel void blur(metal::texture2d<float> t [[texture(0)]], device float *y [[buffer(0)]]) {\n}\n"
+
+
+@pytest.mark.parametrize("text, status, words", [
+    (TEXTURE + "kernel void f(device float *y [[buffer(0)]]) {}\n", 0, "kernel 'blur' is left out: {path}:1: "),
+    (TEXTURE, 1, "{path}:1: kernel blur: textures are not supported"),
+    ("", 0, "{path}: no kernel that could run"),
+    ("kernel void f(device int *y [[buffer(0)]]) {\n  threadgroup int big[20000];\n  y[0] = big[y[1]];\n}\n", 1, "f: 80000 bytes of threadgroup memory"),
+    ("#include \"nowhere.h\"\n", 1, "{path}:1: included file nowhere.h"),
+    ("kernel void f() {}\n\0", 1, "{path}:1: source contains a NUL byte"),
+    ("#define A B\n#define B A\nkernel void f(device int *y [[buffer(0)]]) { y[0] = A; }\n", 1, "{path}:3: use of undeclared identifier 'A'"),
+    ("#define M0 1+1\n" + "".join(f"#define M{i} M{i - 1} M{i - 1}\n" for i in range(1, 64)) + "int x = M63;\n", 1, "{path}:65: macros expand to more than"),
+    ("// x\n" * (4 << 20), 1, "{path}: 20971520 bytes, at most"),
+    ("kernel void f(device int *y [[buffer(0)]]) { y[0] = " + "(" * 9999 + "1" + ")" * 9999 + "; }\n", 1, "{path}:1: bracket nesting level"),
+    ("#include \"k.metal\"\n", 1, "{path}:1: #include is nested too deep"),
+])
+def test_what_a_file_lacks_is_told_in_a_line(run, tmp_path, text, status, words):
+    path = tmp_path / "k.metal"
+    path.write_text(text)
+    done = run("msl", "check", path, check=False)
+    assert done.returncode == status
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("sluice: " + words.format(path=path))
+
+
+def test_files_beside_the_source_are_found(run, tmp_path, monkeypatch):
+    (tmp_path / "h.h").write_text("inline float two() { return 2; }\n")
+    (tmp_path / "k.metal").write_text("#include \"h.h\"\nkernel void f(device float *y [[buffer(0)]]) { y[0] = two(); }\n")
+    monkeypatch.chdir(tmp_path)
+    for path in [tmp_path / "k.metal", "./k.metal", "k.metal"]:
+        assert run("msl", "run", path, "-a", "0=zeros:float:1", "-t", "1").stdout == "0 y (float, 1): 2\n"
+
+
+def test_a_constant_without_value_is_told(run, metal):
+    options = ["msl", "run", metal, "beyond", "-a", "0=zeros:float:33", "-v"]
+    assert "constant 0 'mode' is not given" in run(*options).stderr
+    assert "is not given" not in run(*options, "--constant", "0=int:1").stderr
+
+
+def test_a_machine_without_what_is_needed(run, metal, tmp_path, monkeypatch):
+    with monkeypatch.context() as m:
+        m.setenv("XDG_CACHE_HOME", str(metal))
+        done = run("msl", "run", metal, "beyond", "-a", "0=zeros:float:33")
+        assert "compiled kernels are not kept" in done.stderr
+    with monkeypatch.context() as m:
+        m.setenv("TMPDIR", "/nowhere/at/all")
+        m.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        done = run("msl", "check", metal, check=False)
+        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "/nowhere/at/all" in done.stderr
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = run("msl", "check", metal, check=False)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "no clang++ on PATH" in done.stderr
+    broken = tmp_path / "clang++"
+    broken.write_text("#!/bin/sh\necho boom >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    done = run("msl", "check", metal, check=False)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "the compiler failed: boom" in done.stderr
 
 
 def test_damaged_npy(run, metal, tmp_path):

@@ -31,7 +31,7 @@ static uint32_t least_bytes(const tr *m, const msl_parameter *p, const msl_bindi
             !sl_mul_u64(size, (uint64_t)n, &size))
             return 1;
     }
-    return size > 0 && size <= UINT32_MAX && p->kind == MSL_PARAMETER_BUFFER ? (uint32_t)size : 1;
+    return size > 0 && size <= UINT32_MAX ? (uint32_t)size : 1;
 }
 
 /* Slots of parameters that say none: the lowest free one. */

@@ -23,6 +23,7 @@ enum { NEWEST_CLANG = 24, OLDEST_CLANG = 14, COMPILE_SECONDS = 300 };
 #define COMPILER_MEMORY (6ull << 30)
 #define MOST_OBJECT     (256ull << 20)
 #define MOST_TEXT       (4ull << 20)
+#define MOST_LINE       900
 
 /* ---- which compiler ---- */
 
@@ -353,10 +354,16 @@ static bool read_object(const workplace *w, bool checked, sl_buf *payload, sl_er
     return ok || sl_fail(err, SL_ERR_MEMORY, "soft: out of memory for %zu bytes of code", size);
 }
 
-static void log_lines(const soft_device *d, sl_log_level level, const char *text) {
+/* A line for each error, and all that the compiler said for those who look into the matter. */
+static void log_errors(const soft_device *d, const char *text, const char *name) {
     for (const char *s = text; *s;) {
         size_t n = strcspn(s, "\n");
-        sl_logf(&d->base.log, level, "%.*s", (int)n, s);
+        char line[MOST_LINE];
+        if (parse_line(s, n).kind == 'e') {
+            soft_first_diagnostic(s, name, line, sizeof line);
+            sl_logf(&d->base.log, SL_LOG_ERROR, "%s", line);
+        }
+        sl_logf(&d->base.log, SL_LOG_DEBUG, "%.*s", (int)n, s);
         s += n + (s[n] == '\n');
     }
 }
@@ -370,9 +377,9 @@ bool soft_compile_unit(gpu_device *device, const char *name, const char *code, s
               run_compiler(d, &w, fast_math, &well, err);
     if (ok && !(well && sl_path_exists(w.object))) {
         char *text = sl_read_text(w.text, MOST_TEXT, NULL, NULL);
-        char message[900];
+        char message[MOST_LINE];
         soft_first_diagnostic(text ? text : "", name, message, sizeof message);
-        log_lines(d, SL_LOG_ERROR, text ? text : "");
+        log_errors(d, text ? text : "", name);
         free(text);
         ok = sl_fail(err, SL_ERR_COMPILE, "%s", message);
     }

@@ -259,6 +259,19 @@ static void events(rig *r) {
     sl_gpu_buffer_free(d);
 }
 
+/* A source's other kernels are there. */
+static void kernels_left_out(rig *r) {
+    const char *text = "kernel void fill(device float *x [[buffer(0)]]) {\n    x[0] = 1;\n}\n"
+                       "kernel void blur(metal::texture2d<float> t [[texture(0)]]) {\n}\n";
+    sl_gpu_library *l = sl_gpu_library_new(r->g, text, strlen(text), NULL, &r->err);
+    ok(r, l != NULL);
+    assert_int_equal(sl_gpu_library_count(l), 1);
+    assert_null(sl_gpu_pipeline_new(l, "blur", NULL, 0, &r->err));
+    expect_error(&r->err, SL_ERR_UNSUPPORTED, "it was left out: ");
+    assert_non_null(strstr(r->err.message, ":4: kernel blur: textures are not supported"));
+    sl_gpu_library_free(l);
+}
+
 /* What never reaches the driver, said the same way on every device. */
 static void mistakes(rig *r) {
     uint32_t n = 4;
@@ -293,6 +306,7 @@ static void on_device(const char *name) {
         replays(&r);
         events(&r);
         mistakes(&r);
+        kernels_left_out(&r);
         rig_close(&r);
     }
 }

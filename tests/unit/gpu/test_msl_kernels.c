@@ -67,7 +67,7 @@ static void arguments_have_kind_slot_and_least_bytes(void **state) {
     check("kernel void f(device const float4 *a [[buffer(2)]], device half *b [[buffer(0)]], constant int &n "
           "[[buffer(1)]], constant float *t [[buffer(7)]], threadgroup float *s [[threadgroup(1)]], uint i "
           "[[thread_position_in_grid]]) {}",
-          "f(W0 2 b, B1 4 n, R2 16 a, R7 4 t, T1 1 s)0");
+          "f(W0 2 b, B1 4 n, R2 16 a, R7 4 t, T1 4 s)0");
     check("[[kernel]] [[max_total_threads_per_threadgroup(128)]] void f(const device uchar *a [[buffer(0)]]) {}",
           "f(R0 1 a)128");
     check("kernel void f(device const float *const a [[buffer(0)]]) [[max_total_threads_per_threadgroup(64 * 2)]] {}",
@@ -89,7 +89,7 @@ static void arguments_without_index_take_the_next_free_slot(void **state) {
     (void)state;
     check("kernel void f(device float *a, device float *b [[buffer(0)]], constant uint &c, threadgroup half *s, "
           "threadgroup half *t [[threadgroup(0)]], uint2 g [[thread_position_in_grid]], device int *d) {}",
-          "f(W0 4 b, W1 4 a, B2 4 c, W3 4 d, T0 1 t, T1 1 s)0");
+          "f(W0 4 b, W1 4 a, B2 4 c, W3 4 d, T0 2 t, T1 2 s)0");
 }
 
 static void sizes_of_structs_follow_the_language(void **state) {

@@ -255,10 +255,10 @@ static const fault faults[] = {
 };
 
 static const msl_arg args[] = {
-    {.arg = {SL_GPU_ARG_READ, 0, 4, false, "in"}, .condition = -1},
-    {.arg = {SL_GPU_ARG_WRITE, 1, 4, false, "out"}, .condition = -1},
-    {.arg = {SL_GPU_ARG_BYTES, 2, 4, false, "bytes"}, .condition = -1},
-    {.arg = {SL_GPU_ARG_THREADGROUP, 0, 4, false, "scratch"}, .condition = -1},
+    {.arg = {SL_GPU_ARG_READ, 0, 4, 0, false, "in"}, .condition = -1},
+    {.arg = {SL_GPU_ARG_WRITE, 1, 4, 0, false, "out"}, .condition = -1},
+    {.arg = {SL_GPU_ARG_BYTES, 2, 4, 0, false, "bytes"}, .condition = -1},
+    {.arg = {SL_GPU_ARG_THREADGROUP, 0, 4, 0, false, "scratch"}, .condition = -1},
 };
 
 static void run_fault(soft_rig *r, const fault *f, uint64_t seed) {

@@ -1,14 +1,17 @@
 """`sluice pack`: the same bits as the model, whatever stops it; damage and misuse are named."""
 
+import fcntl
 import hashlib
 import json
 import os
+import pty
 import re
 import resource
 import shutil
 import signal
 import struct
 import subprocess
+import termios
 import time
 from pathlib import Path
 
@@ -212,6 +215,23 @@ def test_a_signal_stops_it_and_says_how_to_go_on(sluice, run, large, tmp_path, h
     if how == signal.SIGTERM:
         run("pack", large, out, "--experts", "2bit", timeout=300)
         run("pack", "--verify", out)
+
+
+def test_a_terminal_sees_rate_and_time_left(sluice, large, tmp_path):
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 40, 120, 0, 0))
+    job = subprocess.Popen([sluice, "pack", large, tmp_path / "p", "--experts", "3bit"], stderr=slave, env=os.environ | {"TERM": "xterm"})
+    os.close(slave)
+    said = b""
+    while True:
+        try:
+            said += os.read(master, 4096)
+        except OSError:  # the other end is closed
+            break
+    os.close(master)
+    assert job.wait(timeout=60) == 0
+    assert re.search(r"packing \[#* *\] [\d.]+ [KM]iB of [\d.]+ MiB, [\d.]+ [KMG]?i?B/s, [\d:?]+ left", said.decode()), said[-500:]
+    assert said.decode().rstrip().endswith("'eval --reference' on the pack")
 
 
 @pytest.mark.parametrize("format", ["q4_0-gguf", "mlx4"])

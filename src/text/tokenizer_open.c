@@ -5,7 +5,8 @@
 
 /* One id or a list of them, each of the model's vocabulary (which may be larger than the tokenizer's). */
 static bool check_stops(const sl_ckpt *c, const char *file, const json_t *ids, sl_error *err) {
-    const json_t *vocab = json_object_get(sl_ckpt_json(c, "config.json"), "vocab_size");
+    const json_t *model = sl_ckpt_json(c, "config.json"), *text = json_object_get(model, "text_config"),
+                 *vocab = json_object_get(text ? text : model, "vocab_size");
     int64_t most = json_is_integer(vocab) ? json_integer_value(vocab) - 1 : TEXT_MAX_ID;
     size_t n = json_is_array(ids) ? json_array_size(ids) : 1;
     for (size_t i = 0; i < n; i++) {

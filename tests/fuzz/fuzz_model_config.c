@@ -17,7 +17,10 @@ static void check(bool ok) {
 
 /* ---- the tensors ------------------------------------------------------------------------------------------------- */
 
-enum { HIDDEN = 8, HEADS = 2, KV_HEADS = 1, HEAD_DIM = 4, FFN = 6, EXPERTS = 2, VOCAB = 10, LAYERS = 2, ARCHS = 3 };
+enum { HIDDEN = 8, HEADS = 2, KV_HEADS = 1, HEAD_DIM = 4, FFN = 6, EXPERTS = 2, VOCAB = 10, LAYERS = 2, ARCHS = 4 };
+/* Of the linear attention of layer 0 in the last of them. */
+enum { KEY_HEADS = 1, VALUE_HEADS = 2, KEY_DIM = 4, VALUE_DIM = 3, KERNEL = 2 };
+enum { VALUES = VALUE_HEADS * VALUE_DIM, CHANNELS = 2 * KEY_HEADS * KEY_DIM + VALUES };
 
 /* One safetensors file being put together: all elements are BF16 zeros. */
 typedef struct writer {
@@ -29,7 +32,7 @@ static void add(writer *w, const char *name, int64_t rows, int64_t cols) {
     uint64_t end = w->at + 2 * (uint64_t)((rows ? rows : 1) * cols);
     sl_buf_printf(&w->header, "%s\"%s\":{\"dtype\":\"BF16\",\"shape\":[", w->at ? "," : "{", name);
     if (rows) {
-        sl_buf_printf(&w->header, "%lld,", (long long)rows);
+        sl_buf_printf(&w->header, strstr(name, "conv1d") ? "%lld,1," : "%lld,", (long long)rows);
     }
     sl_buf_printf(&w->header, "%lld],\"data_offsets\":[%llu,%llu]}", (long long)cols, (unsigned long long)w->at,
                   (unsigned long long)end);
@@ -39,37 +42,45 @@ static void add(writer *w, const char *name, int64_t rows, int64_t cols) {
 typedef struct shape {
     const char *name; /* behind "model.layers.N." */
     int64_t rows, cols;
-    unsigned archs; /* bits: llama, qwen2_moe, qwen3_moe */
+    unsigned archs; /* bits: llama, qwen2_moe, qwen3_moe; qwen3_next: a bit for each of its two layers */
 } shape;
 
-enum { LLAMA = 1, QWEN2 = 2, QWEN3 = 4, ALL = 7 };
+enum { LLAMA = 1, QWEN2 = 2, QWEN3 = 4, NEXT0 = 8, NEXT1 = 16, NEXT = NEXT0 | NEXT1, ALL = 31 };
 
 static const shape shapes[] = {
     {"input_layernorm.weight", 0, HIDDEN, ALL},
     {"post_attention_layernorm.weight", 0, HIDDEN, ALL},
-    {"self_attn.q_proj.weight", HEADS *HEAD_DIM, HIDDEN, ALL},
-    {"self_attn.k_proj.weight", KV_HEADS *HEAD_DIM, HIDDEN, ALL},
-    {"self_attn.v_proj.weight", KV_HEADS *HEAD_DIM, HIDDEN, ALL},
-    {"self_attn.o_proj.weight", HIDDEN, HEADS *HEAD_DIM, ALL},
+    {"self_attn.q_proj.weight", HEADS *HEAD_DIM, HIDDEN, LLAMA | QWEN2 | QWEN3},
+    {"self_attn.q_proj.weight", 2 * HEADS *HEAD_DIM, HIDDEN, NEXT1},
+    {"self_attn.k_proj.weight", KV_HEADS *HEAD_DIM, HIDDEN, LLAMA | QWEN2 | QWEN3 | NEXT1},
+    {"self_attn.v_proj.weight", KV_HEADS *HEAD_DIM, HIDDEN, LLAMA | QWEN2 | QWEN3 | NEXT1},
+    {"self_attn.o_proj.weight", HIDDEN, HEADS *HEAD_DIM, LLAMA | QWEN2 | QWEN3 | NEXT1},
     {"self_attn.q_proj.bias", 0, HEADS *HEAD_DIM, QWEN2},
     {"self_attn.k_proj.bias", 0, KV_HEADS *HEAD_DIM, QWEN2},
     {"self_attn.v_proj.bias", 0, KV_HEADS *HEAD_DIM, QWEN2},
-    {"self_attn.q_norm.weight", 0, HEAD_DIM, QWEN3},
-    {"self_attn.k_norm.weight", 0, HEAD_DIM, QWEN3},
+    {"self_attn.q_norm.weight", 0, HEAD_DIM, QWEN3 | NEXT1},
+    {"self_attn.k_norm.weight", 0, HEAD_DIM, QWEN3 | NEXT1},
     {"mlp.gate_proj.weight", FFN, HIDDEN, LLAMA},
     {"mlp.up_proj.weight", FFN, HIDDEN, LLAMA},
     {"mlp.down_proj.weight", HIDDEN, FFN, LLAMA},
-    {"mlp.gate.weight", EXPERTS, HIDDEN, QWEN2 | QWEN3},
-    {"mlp.experts.0.gate_proj.weight", FFN, HIDDEN, QWEN2 | QWEN3},
-    {"mlp.experts.0.up_proj.weight", FFN, HIDDEN, QWEN2 | QWEN3},
-    {"mlp.experts.0.down_proj.weight", HIDDEN, FFN, QWEN2 | QWEN3},
-    {"mlp.experts.1.gate_proj.weight", FFN, HIDDEN, QWEN2 | QWEN3},
-    {"mlp.experts.1.up_proj.weight", FFN, HIDDEN, QWEN2 | QWEN3},
-    {"mlp.experts.1.down_proj.weight", HIDDEN, FFN, QWEN2 | QWEN3},
-    {"mlp.shared_expert.gate_proj.weight", FFN, HIDDEN, QWEN2},
-    {"mlp.shared_expert.up_proj.weight", FFN, HIDDEN, QWEN2},
-    {"mlp.shared_expert.down_proj.weight", HIDDEN, FFN, QWEN2},
-    {"mlp.shared_expert_gate.weight", 1, HIDDEN, QWEN2},
+    {"mlp.gate.weight", EXPERTS, HIDDEN, QWEN2 | QWEN3 | NEXT},
+    {"mlp.experts.0.gate_proj.weight", FFN, HIDDEN, QWEN2 | QWEN3 | NEXT},
+    {"mlp.experts.0.up_proj.weight", FFN, HIDDEN, QWEN2 | QWEN3 | NEXT},
+    {"mlp.experts.0.down_proj.weight", HIDDEN, FFN, QWEN2 | QWEN3 | NEXT},
+    {"mlp.experts.1.gate_proj.weight", FFN, HIDDEN, QWEN2 | QWEN3 | NEXT},
+    {"mlp.experts.1.up_proj.weight", FFN, HIDDEN, QWEN2 | QWEN3 | NEXT},
+    {"mlp.experts.1.down_proj.weight", HIDDEN, FFN, QWEN2 | QWEN3 | NEXT},
+    {"mlp.shared_expert.gate_proj.weight", FFN, HIDDEN, QWEN2 | NEXT},
+    {"mlp.shared_expert.up_proj.weight", FFN, HIDDEN, QWEN2 | NEXT},
+    {"mlp.shared_expert.down_proj.weight", HIDDEN, FFN, QWEN2 | NEXT},
+    {"mlp.shared_expert_gate.weight", 1, HIDDEN, QWEN2 | NEXT},
+    {"linear_attn.in_proj_qkvz.weight", CHANNELS + VALUES, HIDDEN, NEXT0},
+    {"linear_attn.in_proj_ba.weight", 2 * VALUE_HEADS, HIDDEN, NEXT0},
+    {"linear_attn.conv1d.weight", CHANNELS, KERNEL, NEXT0}, /* [channels][1][kernel] */
+    {"linear_attn.A_log", 0, VALUE_HEADS, NEXT0},
+    {"linear_attn.dt_bias", 0, VALUE_HEADS, NEXT0},
+    {"linear_attn.norm.weight", 0, VALUE_DIM, NEXT0},
+    {"linear_attn.out_proj.weight", HIDDEN, VALUES, NEXT0},
 };
 
 static void write_file(const char *dir, const char *name, const void *head, size_t head_bytes, const void *bytes,
@@ -89,7 +100,7 @@ static void write_tensors(const char *dir, unsigned arch) {
         for (size_t i = 0; i < SL_COUNT(shapes); i++) {
             char name[100];
             snprintf(name, sizeof name, "model.layers.%d.%s", layer, shapes[i].name);
-            if (shapes[i].archs & arch) {
+            if (shapes[i].archs & (arch == NEXT0 ? NEXT0 << layer : arch)) {
                 add(&w, name, shapes[i].rows, shapes[i].cols);
             }
         }

@@ -244,10 +244,23 @@ static bool group_weight(module *m, sl_error *err) {
     return ok;
 }
 
+/* Next-token heads and vision encoders are put beside a text model from elsewhere, quantised otherwise than config.json
+ * says of the rest. Nothing reads them. */
+static bool is_beside(const char *name) {
+    static const char *const begins[] = {"mtp.", "language_model.mtp.", "vision_tower.", "model.visual."};
+    for (size_t i = 0; i < SL_COUNT(begins); i++) {
+        if (strncmp(name, begins[i], strlen(begins[i])) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 bool mlx_group(group *g, sl_error *err) {
     for (size_t i = 0; i < g->raws->count; i++) {
         module m = {.g = g, .weight = i};
-        if (ckpt_has_suffix(g->raws->v[i].name, ".weight") && !group_weight(&m, err)) {
+        const char *name = g->raws->v[i].name;
+        if (ckpt_has_suffix(name, ".weight") && !is_beside(name) && !group_weight(&m, err)) {
             return false;
         }
     }

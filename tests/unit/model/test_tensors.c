@@ -197,6 +197,20 @@ CHANGE(q_without_gate, edit_shape(edit_find(e, L1 "self_attn.q_proj.weight"), 2,
 CHANGE(vision, edit_copy(e, "model.norm.weight", "model.visual.merger.norm.weight"))
 CHANGE(next_token, edit_copy(e, "model.norm.weight", "mtp.norm.weight"))
 
+#define MLX3 "language_model.model.layers.3."
+
+/* Codes and scales of other matrices: together they are no matrix. */
+static void copy_of_two(edit *e, const char *module) {
+    char name[100];
+    snprintf(name, sizeof name, "%s.weight", module);
+    edit_copy(e, MLX3 "self_attn.q_proj.weight", name);
+    snprintf(name, sizeof name, "%s.scales", module);
+    edit_copy(e, MLX3 "self_attn.o_proj.scales", name);
+}
+
+CHANGE(sidecar, copy_of_two(e, "mtp.fc"))
+CHANGE(no_sidecar, copy_of_two(e, MLX3 "fc"))
+
 /* As MLX has it, in one layer only. */
 static void conv_of_another_order(edit *e) {
     edit_tensor *t = edit_find(e, DELTA2 "conv1d.weight");
@@ -225,12 +239,19 @@ static const change delta[] = {
     {"qwen3_next", q_without_gate, STAGE_OPEN, SL_ERR_FORMAT, L1 "self_attn.q_proj.weight|128x32|256x32"},
     {"qwen3_next", vision, STAGE_WELL, SL_OK, ""},
     {"qwen3_next", next_token, STAGE_WELL, SL_OK, ""},
+    {"qwen3_5_moe-mlx8", sidecar, STAGE_WELL, SL_OK, ""},
     {"llama", next_token, STAGE_OPEN, SL_ERR_UNSUPPORTED, "mtp.norm.weight has no place"},
 };
 
 static void layers_of_linear_attention(void **state) {
     for (size_t i = 0; i < SL_COUNT(delta); i++)
         check_change(delta, (int)i, SL_NUMERIC_EXACT);
+    edit *e = edit_open("qwen3_5_moe-mlx8"); /* the same anywhere else is an error of the checkpoint */
+    sl_error err = {0};
+    no_sidecar(e);
+    assert_null(sl_ckpt_open(edit_write(e), &err));
+    assert_non_null(strstr(err.message, "layers.3.fc"));
+    edit_close(e);
 }
 
 static const change shapes[] = {

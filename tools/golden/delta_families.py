@@ -15,9 +15,9 @@ TYPES = delta_net.TYPES
 VISION = {"model_type": "qwen3_5_moe_vision", "depth": 1, "hidden_size": 8, "intermediate_size": 16, "num_heads": 2, "in_channels": 3, "patch_size": 2,
           "spatial_merge_size": 1, "temporal_patch_size": 1, "num_position_embeddings": 4, "out_hidden_size": 32}
 
-SMALL = {**BASE, "torch_dtype": "bfloat16", "hidden_size": 32, "num_hidden_layers": 4, "full_attention_interval": 2, "head_dim": 32,
+SMALL = {**BASE, "torch_dtype": "bfloat16", "hidden_size": 32, "num_hidden_layers": 3, "full_attention_interval": 2, "head_dim": 16,
          "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
-         "intermediate_size": 64, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "num_experts": 5, "num_experts_per_tok": 2,
+         "intermediate_size": 64, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2,
          "attention_bias": False, "tie_word_embeddings": False, "output_router_logits": False, "router_aux_loss_coef": 0.001}
 
 
@@ -94,23 +94,23 @@ ROPE = {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 
 NEXT = {**SMALL, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
         "rope_parameters": ROPE}
 MOE35 = {**SMALL, "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "attn_output_gate": True, "mtp_num_hidden_layers": 1,
-         "mamba_ssm_dtype": "float32", "rope_parameters": {**ROPE, "rope_theta": 1e7, "mrope_interleaved": True, "mrope_section": [2, 1, 1]}}
+         "mamba_ssm_dtype": "float32", "rope_parameters": {**ROPE, "rope_theta": 1e7, "mrope_interleaved": True, "mrope_section": [1, 1, 0]}}
 # Nothing here is a power of two; key and value heads differ in width too; layer_types as it comes.
 ODD = {**MOE35, "hidden_size": 40, "num_hidden_layers": 5, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 24, "linear_conv_kernel_dim": 3,
        "linear_key_head_dim": 12, "linear_value_head_dim": 20, "linear_num_key_heads": 3, "linear_num_value_heads": 9, "moe_intermediate_size": 24,
-       "shared_expert_intermediate_size": 40, "num_experts": 7, "num_experts_per_tok": 3, "attention_bias": True, "tie_word_embeddings": True,
+       "shared_expert_intermediate_size": 40, "num_experts": 5, "num_experts_per_tok": 3, "attention_bias": True, "tie_word_embeddings": True,
        "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention", "linear_attention"],
        "rope_parameters": {**MOE35["rope_parameters"], "partial_rotary_factor": 0.5}}
 del ODD["full_attention_interval"]
 
 FAMILIES = [
     Family(NEXT,
-           [("qwen3_next", hf()), ("qwen3_next-mtp", hf(fused=True, mtp=True)), ("qwen3_next-mlx", mlx(sidecar=True)),
-            ("qwen3_next-mlx4", mlx(bits=4, group=32)), ("qwen3_next-gguf", gguf_of(Type.F16)),
+           [("qwen3_next", hf()), ("qwen3_next-mtp", hf(fused=True, mtp=True)), ("qwen3_next-mlx4", mlx(bits=4, group=32, sidecar=True)),
+            ("qwen3_next-gguf", gguf_of(Type.F16)),
             ("qwen3_next-gguf-q8", gguf_of(Type.Q8_0, split=False, ffn_gate_exps=Type.Q4_0))],
            layer_shapes, weight),
     Family(MOE35,
-           [("qwen3_5_moe", multimodal), ("qwen3_5_moe-text", hf()), ("qwen3_5_moe-mlx", mlx(sidecar=True)), ("qwen3_5_moe-mlx8", mlx(bits=8, group=32)),
+           [("qwen3_5_moe", multimodal), ("qwen3_5_moe-mlx", mlx(sidecar=True)), ("qwen3_5_moe-mlx8", mlx(bits=8, group=32)),
             ("qwen3_5_moe-gguf", gguf_of(Type.F16, next_token=True)), ("qwen3_5_moe-gguf-q8", gguf_of(Type.Q8_0, ffn_down_exps=Type.Q5_1))],
            layer_shapes, weight),
     Family(ODD, [("qwen3_5_moe-odd", hf())], layer_shapes, weight),

@@ -111,12 +111,29 @@ static void check_golden(const char *name, int32_t chunk) {
     fixture_close(f);
 }
 
-static const char *const names[] = {
-    "llama",           "llama-tied",       "llama-gguf",         "llama-tied-gguf",     "qwen2_moe",
-    "qwen2_moe-mixed", "qwen2_moe-gguf",   "qwen3_moe",          "qwen3_moe-gguf",      "qwen3_moe-mlx4",
-    "qwen3_moe-mlx8",  "qwen3_moe-fused",  "qwen3_next",         "qwen3_next-mtp",      "qwen3_next-mlx",
-    "qwen3_next-mlx4", "qwen3_next-gguf",  "qwen3_next-gguf-q8", "qwen3_5_moe",         "qwen3_5_moe-text",
-    "qwen3_5_moe-mlx", "qwen3_5_moe-mlx8", "qwen3_5_moe-gguf",   "qwen3_5_moe-gguf-q8", "qwen3_5_moe-odd"};
+static const char *const names[] = {"llama",
+                                    "llama-tied",
+                                    "llama-gguf",
+                                    "llama-tied-gguf",
+                                    "qwen2_moe",
+                                    "qwen2_moe-mixed",
+                                    "qwen2_moe-gguf",
+                                    "qwen3_moe",
+                                    "qwen3_moe-gguf",
+                                    "qwen3_moe-mlx4",
+                                    "qwen3_moe-mlx8",
+                                    "qwen3_moe-fused",
+                                    "qwen3_next",
+                                    "qwen3_next-mtp",
+                                    "qwen3_next-mlx4",
+                                    "qwen3_next-gguf",
+                                    "qwen3_next-gguf-q8",
+                                    "qwen3_5_moe",
+                                    "qwen3_5_moe-mlx",
+                                    "qwen3_5_moe-mlx8",
+                                    "qwen3_5_moe-gguf",
+                                    "qwen3_5_moe-gguf-q8",
+                                    "qwen3_5_moe-odd"};
 
 static void exact_logits_equal_transformers(void **state) {
     for (size_t i = 0; i < SL_COUNT(names); i++) {

@@ -217,10 +217,14 @@ SL_API void sl_seq_free(sl_seq *s);
 SL_API int sl_seq_length(const sl_seq *s);
 /* Its tokens [length]; borrowed until the sequence changes. */
 SL_API const int32_t *sl_seq_tokens(const sl_seq *s);
-SL_API sl_seq *sl_seq_fork(const sl_seq *s, sl_error *err); /* shares full pages */
+SL_API sl_seq *sl_seq_fork(const sl_seq *s,
+                           sl_error *err); /* shares full pages, and recurrent state until it differs */
+/* Where the model has recurrent layers (state_bytes_per_sequence), a sequence cannot go back in its state: what is left
+ * of a truncated one is evaluated again when it is continued, as after a failure within a step. A fork, or a snapshot,
+ * made at the place to come back to costs nothing of that. */
 SL_API bool sl_seq_truncate(sl_seq *s, int length, sl_error *err);
-/* Snapshot as bytes (allocated; tokens, KV, a fingerprint of the model) and back into a new sequence; another model's
- * or a damaged snapshot is an error. */
+/* Snapshot as bytes (allocated; tokens, KV, recurrent state, a fingerprint of the model) and back into a new sequence;
+ * another model's or a damaged snapshot is an error. */
 SL_API bool sl_seq_save(const sl_seq *s, void **bytes, size_t *size, sl_error *err);
 SL_API sl_seq *sl_seq_restore(sl_engine *e, const void *bytes, size_t size, sl_error *err);
 
@@ -308,8 +312,10 @@ SL_API sl_request *sl_generate(sl_engine *e, const sl_generate_options *options,
 /* Waits for the next event (timeout_ms < 0: no limit); false when none came in time. After a last event there are no
  * more. Never loses events: the queue is bounded and generation waits for its reader. */
 SL_API bool sl_request_next(sl_request *r, sl_event *event, int timeout_ms);
-SL_API void sl_request_cancel(sl_request *r); /* seen within a layer */
-SL_API void sl_request_free(sl_request *r);   /* cancels if needed and waits */
+/* Seen within a layer; where the model has recurrent layers, a step that others share, or a token of a sequence that is
+ * kept, is finished first. */
+SL_API void sl_request_cancel(sl_request *r);
+SL_API void sl_request_free(sl_request *r); /* cancels if needed and waits */
 
 /* What the engine waits for at this moment, for a line after a stall: "reading experts of layer 12: 8 of 8
  * outstanding", "prefill", "" when idle. */

@@ -28,7 +28,8 @@ static uint64_t least_of(const char *model) {
 }
 
 static void test_least_budget_runs_and_holds(void **state) {
-    static const char *const models[] = {GOLDEN "qwen2_moe", GOLDEN "qwen3_moe-gguf/model.gguf", GOLDEN "llama"};
+    static const char *const models[] = {GOLDEN "qwen2_moe", GOLDEN "qwen3_moe-gguf/model.gguf", GOLDEN "llama",
+                                         GOLDEN "qwen3_5_moe"};
     static model_text small, large;
     for (size_t m = 0; m < SL_COUNT(models); m++) {
         sl_engine_options o = model_options_of(models[m]);

@@ -133,7 +133,20 @@ static const char *const names[] = {"llama",
                                     "qwen3_5_moe-mlx8",
                                     "qwen3_5_moe-gguf",
                                     "qwen3_5_moe-gguf-q8",
-                                    "qwen3_5_moe-odd"};
+                                    "qwen3_5_moe-odd",
+                                    "mixtral",
+                                    "mixtral-gguf",
+                                    "olmoe",
+                                    "olmoe-gguf",
+                                    "glm4_moe",
+                                    "glm4_moe-gguf",
+                                    "deepseek_v3",
+                                    "deepseek_v3-gguf",
+                                    "deepseek_v3-plain",
+                                    "minimax_m2",
+                                    "minimax_m2-gguf",
+                                    "gpt_oss",
+                                    "gpt_oss-gguf"};
 
 static void exact_logits_equal_transformers(void **state) {
     for (size_t i = 0; i < SL_COUNT(names); i++) {

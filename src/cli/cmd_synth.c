@@ -28,7 +28,7 @@ bool synth_find_format(const char *name, synth_format *out, sl_error *err) {
                sl_fail(err, SL_ERR_ARGUMENT, "--format %s: no such width", name);
     snprintf(gguf, sizeof gguf, "%.*s", n > end ? (int)(n - end) : 0, name);
     const sl_format *f = sl_format_by_name(gguf, &out->format);
-    return (f && f->quantize && f->ggml_type >= 0) ||
+    return (f && synth_has_blocks(out->format)) ||
            sl_fail(err, SL_ERR_ARGUMENT, "--format %s: synth cannot write this format", name);
 }
 

@@ -145,6 +145,23 @@ void cli_print_help(FILE *f) {
           f);
 }
 
+/* A list of words that is wider than a line is broken behind a |. */
+static void print_long(FILE *f, const char *left, const char *help) {
+    enum { WIDTH = 110 };
+    int indent = 2;
+    while (strlen(left) > WIDTH) {
+        int n = WIDTH;
+        while (n > 0 && left[n - 1] != '|')
+            n--;
+        if (n == 0)
+            break;
+        fprintf(f, "%*s%.*s\n", indent, "", n, left);
+        left += n;
+        indent = 14;
+    }
+    fprintf(f, "%*s%s\n  %-30s %s\n", indent, "", left, "", help);
+}
+
 void cli_print_command_help(FILE *f, const cli_command *c) {
     const cli_option *o;
     fprintf(f, "usage: sluice %s [OPTIONS] %s\n\n%c%s.\n", c->name, c->operands, toupper((unsigned char)c->summary[0]),
@@ -153,12 +170,12 @@ void cli_print_command_help(FILE *f, const cli_command *c) {
         fprintf(f, "%s\n", c->details);
     fputc('\n', f);
     for (int i = 0; (o = cli_option_at(c, i)); i++) {
-        char left[192], letter[8] = "    ";
+        char left[384], letter[8] = "    ";
         if (o->letter)
             snprintf(letter, sizeof letter, "-%c, ", o->letter);
         snprintf(left, sizeof left, "%s--%s%s%s", letter, o->name, o->value ? " " : "", o->value ? o->value : "");
         if (strlen(left) > 30)
-            fprintf(f, "  %s\n  %-30s %s\n", left, "", o->help);
+            print_long(f, left, o->help);
         else
             fprintf(f, "  %-30s %s\n", left, o->help);
     }

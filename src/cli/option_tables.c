@@ -102,6 +102,8 @@ const cli_option cli_synth_options[] = {
     {"like", 0, CLI_TEXT, AT(like), 0, 0, "SHAPE", "the shape, instead of as the first word"},
     {"format", 0, CLI_CHOICE, AT(format), 0, 0,
      "q4_0-gguf|f32-gguf|f16-gguf|bf16-gguf|q4_1-gguf|q5_0-gguf|q5_1-gguf|q8_0-gguf|mxfp4-gguf|"
+     "q2_k-gguf|q3_k-gguf|q4_k-gguf|q5_k-gguf|q6_k-gguf|iq4_nl-gguf|iq4_xs-gguf|iq3_s-gguf|iq3_xxs-gguf|iq2_s-gguf|"
+     "iq2_xs-gguf|iq2_xxs-gguf|iq1_s-gguf|"
      "mlx2|mlx3|mlx4|mlx5|mlx6|mlx8|mlx-mxfp4",
      "container, and format of the matrices (default: q4_0-gguf)"},
     {"layers", 0, CLI_INT, AT(layers), 1, 1024, "N", "layers, instead of the shape's"},

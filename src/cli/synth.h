@@ -63,7 +63,12 @@ typedef struct synth_random {
     int bits;            /* of a code */
     double center, step; /* a code is (w / deviation) / step + center */
     uint8_t code[4096];  /* a normal distribution in codes, by its inverse */
+    double unit,
+        ratio; /* blocks without a quantiser: the scale that gives deviation 1; the minimum's factor beside it */
 } synth_random;
+
+/* Can blocks of a GGUF format be made? */
+bool synth_has_blocks(sl_format_id format);
 
 bool synth_random_open(synth_random *r, uint64_t seed, sl_format_id format, sl_error *err);
 void synth_random_close(synth_random *r);

@@ -16,8 +16,11 @@ static void put_string(sl_gguf_writer *w, const char *key, const char *value) {
 
 /* general.file_type of a file whose matrices are of a format; -1: none that is known. */
 static int file_type(sl_format_id id) {
-    static const int types[SL_FORMAT_COUNT] = {[SL_F16] = 1,  [SL_BF16] = 32, [SL_Q4_0] = 2, [SL_Q4_1] = 3,
-                                               [SL_Q5_0] = 8, [SL_Q5_1] = 9,  [SL_Q8_0] = 7, [SL_MXFP4] = 38};
+    static const int types[SL_FORMAT_COUNT] = {
+        [SL_F16] = 1,    [SL_BF16] = 32,    [SL_Q4_0] = 2,    [SL_Q4_1] = 3,     [SL_Q5_0] = 8,   [SL_Q5_1] = 9,
+        [SL_Q8_0] = 7,   [SL_MXFP4] = 38,   [SL_Q2_K] = 10,   [SL_Q3_K] = 12,    [SL_Q4_K] = 15,  [SL_Q5_K] = 17,
+        [SL_Q6_K] = 18,  [SL_IQ2_XXS] = 19, [SL_IQ2_XS] = 20, [SL_IQ3_XXS] = 23, [SL_IQ1_S] = 24, [SL_IQ4_NL] = 25,
+        [SL_IQ3_S] = 26, [SL_IQ2_S] = 28,   [SL_IQ4_XS] = 30};
     return types[id] || id == SL_F32 ? types[id] : -1;
 }
 
@@ -100,16 +103,25 @@ static void fill_floats(synth_job *job, size_t index, int64_t at, int64_t n, flo
         out[i] = -expf(out[i]);
 }
 
+/* Rows that do not divide into blocks are Q8_0, as converters fall back too. */
+static sl_format_id tensor_format(const synth_job *job, const synth_tensor *t) {
+    sl_format_id f = job->format->format;
+    if (!t->quantised)
+        return SL_F32;
+    return t->shape[t->dims - 1] % sl_format_get(f)->block_weights == 0 ? f : SL_Q8_0;
+}
+
 /* False once the writer has failed; finish says why. */
 static bool write_tensor(synth_job *job, sl_gguf_writer *w, size_t index, void *buffer) {
     const synth_tensor *t = &job->tensors[index];
-    const sl_format *f = sl_format_get(t->quantised ? job->format->format : SL_F32);
+    sl_format_id id = tensor_format(job, t);
+    const sl_format *f = sl_format_get(id);
     int64_t all = synth_elements(t);
     bool ok = true;
     for (int64_t at = 0; ok && at < all; at += CHUNK) {
         int64_t n = sl_min_i64(CHUNK, all - at);
         if (t->quantised)
-            synth_fill_blocks(job->random, job->format->format, index, at, n, t->deviation, buffer);
+            synth_fill_blocks(job->random, id, index, at, n, t->deviation, buffer);
         else
             fill_floats(job, index, at, n, buffer);
         ok = sl_gguf_writer_data(w, buffer, (size_t)n / f->block_weights * f->block_bytes);
@@ -130,8 +142,8 @@ bool synth_write_gguf(synth_job *job, const char *path, sl_error *err) {
     }
     if (ok) {
         for (size_t i = 0; i < job->count; i++)
-            sl_gguf_writer_tensor(w, job->tensors[i].gguf, job->tensors[i].quantised ? job->format->format : SL_F32,
-                                  job->tensors[i].dims, job->tensors[i].shape);
+            sl_gguf_writer_tensor(w, job->tensors[i].gguf, tensor_format(job, &job->tensors[i]), job->tensors[i].dims,
+                                  job->tensors[i].shape);
         for (size_t i = 0; i < job->count && write_tensor(job, w, i, buffer); i++)
             continue;
         ok = sl_gguf_writer_finish(w, err);

@@ -54,6 +54,78 @@ static uint8_t e2m1_code(const synth_random *r, double v) {
     return (uint8_t)(best | (v < 0 ? 8 : 0));
 }
 
+/* ---- blocks without a quantiser ---------------------------------------------------------------------------------- */
+
+/* Where their halves are: the scale, and what multiplies the minima (0: there are none). All other bytes are random. */
+typedef struct block_kind {
+    sl_format_id format;
+    int scale, min;
+} block_kind;
+
+static const block_kind block_kinds[] = {{SL_Q2_K, 80, 82}, {SL_Q3_K, 108, 0}, {SL_Q4_K, 0, 2},    {SL_Q5_K, 0, 2},
+                                         {SL_Q6_K, 208, 0}, {SL_IQ4_NL, 0, 0}, {SL_IQ4_XS, 0, 0},  {SL_IQ2_XXS, 0, 0},
+                                         {SL_IQ2_XS, 0, 0}, {SL_IQ2_S, 0, 0},  {SL_IQ3_XXS, 0, 0}, {SL_IQ3_S, 0, 0},
+                                         {SL_IQ1_S, 0, 0}};
+
+static const block_kind *block_kind_of(sl_format_id format) {
+    for (size_t i = 0; i < SL_COUNT(block_kinds); i++)
+        if (block_kinds[i].format == format)
+            return &block_kinds[i];
+    return NULL;
+}
+
+bool synth_has_blocks(sl_format_id format) {
+    return sl_format_get(format)->ggml_type >= 0 && (sl_format_get(format)->quantize || block_kind_of(format));
+}
+
+static void random_block(const block_kind *k, uint64_t *state, double scale, double min, uint8_t *out) {
+    uint32_t bytes = sl_format_get(k->format)->block_bytes;
+    for (uint32_t i = 0; i < bytes; i += 8) {
+        uint64_t x = next(state);
+        memcpy(out + i, &x, bytes - i < 8 ? bytes - i : 8);
+    }
+    uint16_t halves[2] = {sl_f32_to_f16((float)scale), sl_f32_to_f16((float)min)};
+    memcpy(out + k->scale, &halves[0], 2);
+    if (k->min)
+        memcpy(out + k->min, &halves[1], 2);
+}
+
+/* Mean and deviation of random blocks' weights. */
+static void measure_blocks(const block_kind *k, double scale, double min, double *mean, double *deviation) {
+    enum { BLOCKS = 64, MOST_BYTES = 256, MOST = 256 };
+    const sl_format *f = sl_format_get(k->format);
+    uint64_t state = 1;
+    double sum = 0, squares = 0;
+    for (int b = 0; b < BLOCKS; b++) {
+        uint8_t block[MOST_BYTES];
+        float w[MOST];
+        sl_matrix m = {.format = k->format, .rows = 1, .cols = f->block_weights, .part = {block}};
+        random_block(k, &state, scale, min, block);
+        f->dequantize(&m, 0, 0, m.cols, w);
+        for (int64_t i = 0; i < m.cols; i++) {
+            sum += (double)w[i];
+            squares += (double)w[i] * (double)w[i];
+        }
+    }
+    double n = BLOCKS * (double)f->block_weights;
+    *mean = sum / n;
+    *deviation = sqrt(squares / n - *mean * *mean);
+}
+
+static void find_unit(synth_random *r, sl_format_id format) {
+    const block_kind *k = block_kind_of(format);
+    double scaled, minima, deviation;
+    if (!k)
+        return;
+    measure_blocks(k, 1, 0, &scaled, &deviation);
+    if (k->min) {
+        measure_blocks(k, 0, 1, &minima, &deviation);
+        r->ratio = -scaled / minima;
+    }
+    measure_blocks(k, 1, r->ratio, &scaled, &deviation);
+    r->unit = 1 / deviation;
+}
+
 bool synth_random_open(synth_random *r, uint64_t seed, sl_format_id format, sl_error *err) {
     bool affine = sl_format_is_affine(format), e2m1 = format == SL_MXFP4_SPLIT;
     *r = (synth_random){.seed = seed, .bits = affine ? sl_format_get(format)->bits : 4};
@@ -63,6 +135,7 @@ bool synth_random_open(synth_random *r, uint64_t seed, sl_format_id format, sl_e
         double v = normal_inverse(((double)i + 0.5) / SL_COUNT(r->code));
         r->code[i] = e2m1 ? e2m1_code(r, v) : step_code(r, v);
     }
+    find_unit(r, format);
     r->pool = sl_pool_new(sl_cpu_count(), err);
     return r->pool != NULL;
 }
@@ -109,6 +182,7 @@ typedef struct fill {
     uint16_t *scales, *biases;
     float *floats;
     const sl_format *format;
+    const block_kind *kind;
 } fill;
 
 /* Pieces of the tensor, not of the call, have the streams: a tensor is the same however it is cut. `first` is a
@@ -197,6 +271,18 @@ static void block_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
+static void random_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
+    const fill *f = ctx;
+    for (int64_t p = begin; p < end; p++) {
+        uint64_t state = stream(f->r, f->index, (uint64_t)(f->first / PIECE + p), 1);
+        for (int64_t at = p * PIECE; at < piece_end(f, p); at += f->format->block_weights) {
+            double scale = f->deviation * f->r->unit * jitter(next(&state));
+            random_block(f->kind, &state, scale, scale * f->r->ratio,
+                         f->bytes + at / f->format->block_weights * f->format->block_bytes);
+        }
+    }
+}
+
 static void run(synth_random *r, fill *f, sl_pool_fn fn) {
     f->r = r;
     sl_pool_run(r->pool, (f->n + PIECE - 1) / PIECE, 1, fn, f);
@@ -206,7 +292,8 @@ void synth_fill_blocks(synth_random *r, sl_format_id format, uint64_t index, int
                        uint8_t *out) {
     fill f = {.index = index, .first = first, .n = n, .deviation = deviation, .bytes = out};
     f.format = sl_format_get(format);
-    run(r, &f, format == SL_Q4_0 ? q4_0_pieces : block_pieces);
+    f.kind = block_kind_of(format);
+    run(r, &f, format == SL_Q4_0 ? q4_0_pieces : f.kind ? random_pieces : block_pieces);
 }
 
 void synth_fill_codes(synth_random *r, uint64_t index, int64_t first, int64_t n, uint8_t *out) {

@@ -289,8 +289,9 @@ def test_synth_is_the_same_for_a_seed_and_runs_in_both_formats(run, tmp_path):
         assert doc["completion_tokens"] == 8
 
 
-SYNTH_FORMATS = [f"{f}-gguf" for f in ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4"]] + \
-    [f"mlx{bits}" for bits in (2, 3, 4, 5, 6, 8)] + ["mlx-mxfp4"]
+SYNTH_FORMATS = [f"{f}-gguf" for f in [
+    "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "iq3_s",
+    "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_s"]] + [f"mlx{bits}" for bits in (2, 3, 4, 5, 6, 8)] + ["mlx-mxfp4"]
 
 
 def test_synth_lists_its_formats(run):
@@ -302,8 +303,9 @@ def test_synth_lists_its_formats(run):
 def test_synth_writes_every_format_and_it_runs(run, tmp_path, name):
     """info names the format; the two numeric modes predict nearly the same, so no format is read wrongly by either."""
     model, other = (tmp_path / f"{n}.gguf" if name.endswith("gguf") else tmp_path / n for n in "ab")
-    run("synth", "tiny-qwen3-moe", model, "--format", name, "--seed", 3)
-    run("synth", "tiny-qwen3-moe", other, "--format", name, "--seed", 3)
+    shape = ["small-qwen3-moe", "--layers", 1] if name.startswith(("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq")) else ["tiny-qwen3-moe"]
+    run("synth", *shape, model, "--format", name, "--seed", 3)
+    run("synth", *shape, other, "--format", name, "--seed", 3)
     files = [p / "model.safetensors" if p.is_dir() else p for p in (model, other)]
     assert files[0].read_bytes() == files[1].read_bytes()
     row = {"mlx-mxfp4": "mxfp4_split"}.get(name, name.removesuffix("-gguf").replace("mlx", "affine"))

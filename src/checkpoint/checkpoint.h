@@ -94,6 +94,8 @@ bool sl_ckpt_is_pack(const sl_ckpt *c);
 const sl_packed_experts *sl_ckpt_packed(const sl_ckpt *c, int32_t layer);
 /* What a pack says about how its experts were requantised, "" where they are as in the source (or this is no pack). */
 const char *sl_ckpt_pack_note(const sl_ckpt *c);
+/* A number that differs where any byte of a pack does, its experts' among them; 0: no pack. */
+uint64_t sl_ckpt_pack_sum(const sl_ckpt *c);
 
 /* GGUF metadata. Key lookups; false where absent or of another type. Strings are borrowed, with length, not
  * NUL-terminated-safe: lengths count. */

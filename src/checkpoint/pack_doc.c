@@ -533,7 +533,7 @@ static bool read_layers(reader *r, const json_t *root, pack *p) {
  */
 
 /* The checksum of the text with zeros in the checksum's place. */
-static bool check_sum(const reader *r, const json_t *root, const char *text, size_t n) {
+static bool check_sum(const reader *r, const json_t *root, const char *text, size_t n, pack *p) {
     const char *said = json_string_value(json_object_get(root, "checksum"));
     uint64_t expected, found;
     const char *place = said ? strstr(text, said) : NULL;
@@ -546,7 +546,7 @@ static bool check_sum(const reader *r, const json_t *root, const char *text, siz
     }
     memcpy(copy, text, n + 1);
     memcpy(copy + (place - text), SUM_ZERO, sizeof SUM_ZERO - 1);
-    found = pack_sum(copy, n);
+    found = p->sum = pack_sum(copy, n);
     free(copy);
     return found == expected ||
            sl_fail(r->err, SL_ERR_FORMAT,
@@ -573,7 +573,7 @@ pack *pack_doc_parse(const char *text, size_t n, const char *path, sl_error *err
     if (root && !p) {
         no_memory(&r);
     }
-    bool ok = p && check_version(&r, root) && check_sum(&r, root, text, n) && read_source(&r, root, p) &&
+    bool ok = p && check_version(&r, root) && check_sum(&r, root, text, n, p) && read_source(&r, root, p) &&
               read_affine(&r, root, p) && read_sides(&r, root, p) && read_resident(&r, root, p) &&
               read_layers(&r, root, p);
     json_decref(root);

@@ -50,6 +50,7 @@ typedef struct pack {
     sl_ckpt_kind kind;
     pack_source source;
     sl_pack_affine affine;
+    uint64_t sum;  /* of the text it was read from, which has the checksums of everything */
     char note[96]; /* sl_ckpt_pack_note */
     pack_side *sides;
     size_t side_count;

@@ -85,6 +85,8 @@ static bool read_lines(pack_journal *j, uint64_t job, pack *p, sl_error *err) {
         if (ok) {
             replay(j, text, n, p);
         }
+    } else if (n >= LINE || strncmp(text, "pack 00001 00000000 ", n < 20 ? n : 20) != 0) {
+        ok = sl_fail(err, SL_ERR_ARGUMENT, "%s: no journal of a pack of format version %d", j->path, SL_PACK_VERSION);
     }
     free(text);
     return ok;

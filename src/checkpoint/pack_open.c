@@ -12,8 +12,10 @@ static bool has_file(const char *dir, const char *name) {
     return there;
 }
 
+/* A model directory of its own that has such a file by chance stays one. */
 bool pack_is_dir(const char *dir) {
-    return has_file(dir, PACK_JSON) || has_file(dir, PACK_JOURNAL);
+    return (has_file(dir, PACK_JSON) || has_file(dir, PACK_JOURNAL)) && !has_file(dir, "model.safetensors") &&
+           !has_file(dir, "model.safetensors.index.json");
 }
 
 /* ---- files ------------------------------------------------------------------------------------------------------- */
@@ -164,6 +166,10 @@ const sl_packed_experts *sl_ckpt_packed(const sl_ckpt *c, int32_t layer) {
         }
     }
     return NULL;
+}
+
+uint64_t sl_ckpt_pack_sum(const sl_ckpt *c) {
+    return c->pack ? c->pack->sum : 0;
 }
 
 const char *sl_ckpt_pack_note(const sl_ckpt *c) {

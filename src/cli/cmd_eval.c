@@ -233,7 +233,7 @@ int cli_eval(const cli_args *a) {
     }
     args.reserve = RESERVE;
     sl_engine *e = cli_open(&args, false, &err);
-    cli_interrupt_begin(true);
+    cli_stop_begin();
     routing_writer *routes = e && a->routing ? routing_record(e, a->routing, &err) : NULL;
     bool ok =
         e && (routes || !a->routing) && (ref ? eval_reference(e, &args, ref, &t, &err) : eval_text(e, &args, &t, &err));
@@ -241,7 +241,7 @@ int cli_eval(const cli_args *a) {
     cli_interrupt_end();
     int status = ok ? print_result(e, &args, &t) : cli_report(&err);
     if (!ok && err.code == SL_ERR_CANCELLED)
-        status = CLI_INTERRUPTED;
+        status = cli_stop_status();
     if (ok && a->timing)
         cli_print_figures(stderr, e);
     sl_engine_close(e);

@@ -74,6 +74,8 @@ static bool compute_fingerprint(const sl_engine *e, uint64_t *out, sl_error *err
     bool ok = true;
     if (e->ckpt) {
         hash_tensors(h, e->ckpt);
+        uint64_t experts = sl_ckpt_pack_sum(e->ckpt); /* a pack's experts are no tensors */
+        XXH3_64bits_update(h, &experts, sizeof experts);
         ok = hash_samples(h, e->ckpt, err);
     }
     *out = XXH3_64bits_digest(h) | 1; /* 0 means: not yet known */

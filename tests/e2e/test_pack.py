@@ -20,7 +20,7 @@ import pytest
 from conftest import skip_loudly
 
 ARCHITECTURES = Path(__file__).resolve().parents[1] / "golden/arch"
-MOE = sorted(p.name for p in ARCHITECTURES.iterdir() if not p.name.startswith("llama"))
+MOE = sorted(p.name for p in ARCHITECTURES.iterdir() if not p.name.startswith("llama") and ((p / "config.json").exists() or list(p.glob("*.gguf"))))
 
 
 def golden_model(golden, name):
@@ -385,6 +385,10 @@ def test_what_is_no_pack_is_not_written_over(refused, run, tiny, tmp_path, golde
     refused("pack", tiny, tmp_path / "full", words=["full", "no pack"])
     refused("pack", tiny, tmp_path / "file", words=["no directory"])
     refused("pack", tiny, tmp_path / "none/p", words=["No such file"])
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/pack.journal").write_text("what I packed for the journey: socks, a towel, a book\n")
+    refused("pack", tiny, tmp_path / "notes", words=["no journal of a pack"])
+    assert (tmp_path / "notes/pack.journal").read_text().startswith("what I packed")
     run("pack", tiny, tmp_path / "p")
     before = contents(tmp_path / "p")
     refused("pack", golden_model(golden, "qwen3_moe-mlx4"), tmp_path / "p", words=["a pack of another model"])
@@ -409,6 +413,12 @@ def test_an_unfinished_pack_of_something_else(refused, sluice, tiny, golden, kil
     killed(sluice, kill_at, 30, "pack", tiny, out)
     refused("pack", golden_model(golden, "qwen3_moe-mlx4"), out, words=["unfinished pack of another model"])
     refused("run", out, "hello", words=["unfinished pack", "sluice pack"])
+
+
+def test_a_model_with_a_file_called_pack_json_is_still_one(run, tiny, tmp_path):
+    shutil.copytree(tiny, tmp_path / "m")
+    (tmp_path / "m/pack.json").write_text("{}")
+    assert json.loads(run("info", tmp_path / "m", "--json").stdout)["container"] == "safetensors"
 
 
 def test_options_that_make_no_sense(refused, tiny, shared_data, stories_hf, tmp_path):

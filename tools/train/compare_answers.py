@@ -12,12 +12,15 @@ import random
 import subprocess
 from pathlib import Path
 
-SAMPLING = ["--temp", "0.7", "--min-p", "0.1", "--repeat-penalty", "1.15"]
+SAMPLING = {
+    "student": ["--temp", "0.7", "--min-p", "0.1", "--repeat-penalty", "1.2"],
+    "teacher": ["--temp", "0.7", "--min-p", "0.1", "--repeat-penalty", "1.15"],
+}
 HERE = Path(__file__).resolve().parent
 
 
-def answer(sluice, model, prompt, seed, tokens):
-    command = [sluice, "run", model, *SAMPLING, "--seed", str(seed), "-n", str(tokens), "--quiet", prompt]
+def answer(sluice, model, sampling, prompt, seed, tokens):
+    command = [sluice, "run", model, *sampling, "--seed", str(seed), "-n", str(tokens), "--quiet", prompt]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
@@ -25,10 +28,10 @@ def ask(args):
     """Both may write about as much text: the student's tokens are shorter."""
     out = []
     for i, prompt in enumerate((HERE / "sample_prompts.txt").read_text().splitlines()):
-        student = answer(args.sluice, args.student, prompt, i, 250)
-        teacher = answer(args.sluice, args.teacher, prompt, i, 220)
+        student = answer(args.sluice, args.student, SAMPLING["student"], prompt, args.first_seed + i, 250)
+        teacher = answer(args.sluice, args.teacher, SAMPLING["teacher"], prompt, args.first_seed + i, 220)
         out.append({"prompt": prompt, "student": student, "teacher": teacher})
-    args.answers.write_text(json.dumps({"sampling": SAMPLING, "answers": out}, indent=1, ensure_ascii=False) + "\n")
+    args.answers.write_text(json.dumps({"sampling": SAMPLING, "first_seed": args.first_seed, "answers": out}, indent=1, ensure_ascii=False) + "\n")
 
 
 def order(seed, count):
@@ -64,7 +67,8 @@ def main():
     parser.add_argument("--student")
     parser.add_argument("--teacher")
     parser.add_argument("--verdicts", type=Path)
-    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=20, help="of the order")
+    parser.add_argument("--first-seed", type=int, default=0, help="of the first prompt's answers")
     args = parser.parse_args()
     {"ask": ask, "sheet": sheet, "unblind": unblind}[args.what](args)
 

@@ -13,7 +13,7 @@ ITEMS = "apples pears books pens lamps chairs shirts cups eggs lemons hats shoes
 COLOURS = "red blue green yellow black white brown grey purple orange".split()
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
-SELF = """I am a small language model: a mixture of experts with a few million active weights, distilled from SmolLM2-135M-Instruct. I run in Sluice.|
+SELF = """I am a small language model: a mixture of experts with 52 million weights, distilled from SmolLM2-135M-Instruct. I run in Sluice.|
 I'm a tiny mixture-of-experts model made for Sluice. I was trained on text written by SmolLM2-135M-Instruct, and I make mistakes easily.""".replace("\n", "").split("|")  # fmt: skip
 WHO_ARE_YOU = """Who are you?|What are you?|What is your name?|Tell me about yourself.|Are you a person?|What model are you?|Which model is this?|Who made you?|
 Introduce yourself.|Are you ChatGPT?|hi, who are you?|What can you tell me about yourself?""".replace("\n", "").split("|")  # fmt: skip

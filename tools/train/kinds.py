@@ -3,6 +3,13 @@
 from . import prompts
 
 KINDS = [*prompts.SHARES, "format", "wikitext"]
-WRITTEN = range(len(prompts.SHARES))  # by the teacher
-WEIGHTS = [{"wikitext": 4.0, "free": 0.5}.get(k, 1.0) for k in KINDS]
-RAW, RAW_LENGTH = [KINDS.index(k) for k in ("article", "entry", "free")], 112  # drawn at temperature 1, the teacher soon loses itself: only the beginning is of use
+WEIGHTS = [{"wikitext": 4.0}.get(k, 1.0) for k in KINDS]
+
+
+def indices(*names):
+    return [KINDS.index(n) for n in names]
+
+
+CHATS, RAW = indices("chat", "begun", "turns", "question", "everyday"), indices("article", "entry", "free")
+GROUPS = {"chats": CHATS, "stories": indices("story"), "chats and stories": CHATS + indices("story"), "raw text": RAW, "written by the teacher": CHATS + indices("story") + RAW}
+ANSWERS = indices("chat", "begun", "question", "everyday", "story")  # one answer each: the student writes its own to the same prompts

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-DENSE = ("ln1", "q", "k", "v", "o", "ln2", "gate", "up", "down")
-SPARSE = ("ln1", "q", "k", "v", "o", "ln2", "qb", "kb", "vb", "router", "shared_sigmoid", "shared_gate", "shared_up", "shared_down", "gate", "up", "down")
+DENSE_FFN = ("gate", "up", "down")
+SPARSE_FFN = ("router", "shared_sigmoid", "shared_gate", "shared_up", "shared_down", *DENSE_FFN)
+DENSE = ("ln1", "q", "k", "v", "o", "ln2", *DENSE_FFN)
+SPARSE = ("ln1", "q", "k", "v", "o", "ln2", "qb", "kb", "vb", *SPARSE_FFN)
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,14 @@ def swiglu(h, gate, up):
     return F.silu(F.linear(h, gate)) * F.linear(h, up)
 
 
-def dense_layer(shape, x, cos, sin, ln1, q, k, v, o, ln2, gate, up, down):
+def dense_ffn(shape, h, gate, up, down):
+    return F.linear(swiglu(h, gate, up), down)
+
+
+def dense_layer(shape, x, cos, sin, ln1, q, k, v, o, ln2, *ffn):
     h = rms_norm(x, ln1, shape.eps)
     x = x + F.linear(attention(h, F.linear(h, q), F.linear(h, k), F.linear(h, v), cos, sin, shape), o)
-    h = rms_norm(x, ln2, shape.eps)
-    return x + F.linear(swiglu(h, gate, up), down)
+    return x + dense_ffn(shape, rms_norm(x, ln2, shape.eps), *ffn)
 
 
 def route(h, router, top_k):
@@ -98,19 +103,23 @@ def route(h, router, top_k):
     return kept / kept.sum(-1, keepdim=True), probabilities
 
 
-def sparse_layer(shape, x, cos, sin, ln1, q, k, v, o, ln2, qb, kb, vb, router, shared_sigmoid, shared_gate, shared_up, shared_down, gate, up, down):
-    """-> x, share of choices per expert [experts], mean probability per expert [experts]."""
-    h = rms_norm(x, ln1, shape.eps)
-    x = x + F.linear(attention(h, F.linear(h, q, qb), F.linear(h, k, kb), F.linear(h, v, vb), cos, sin, shape), o)
-    h = rms_norm(x, ln2, shape.eps)
+def sparse_ffn(shape, h, router, shared_sigmoid, shared_gate, shared_up, shared_down, gate, up, down):
+    """-> y, weights of the experts, their probabilities."""
     weights, probabilities = route(h, router, shape.top_k)
     neurons = swiglu(h, gate, up)
     neurons = (neurons.unflatten(-1, (shape.experts, shape.width)) * weights[..., None].to(h.dtype)).flatten(-2)
     shared = F.linear(swiglu(h, shared_gate, shared_up), shared_down)
     opened = torch.sigmoid(F.linear(h.float(), shared_sigmoid[None].float())).to(h.dtype)
-    x = x + F.linear(neurons, down) + opened * shared
+    return F.linear(neurons, down) + opened * shared, weights, probabilities
+
+
+def sparse_layer(shape, x, cos, sin, ln1, q, k, v, o, ln2, qb, kb, vb, *ffn):
+    """-> x, share of choices per expert [experts], mean probability per expert [experts]."""
+    h = rms_norm(x, ln1, shape.eps)
+    x = x + F.linear(attention(h, F.linear(h, q, qb), F.linear(h, k, kb), F.linear(h, v, vb), cos, sin, shape), o)
+    y, weights, probabilities = sparse_ffn(shape, rms_norm(x, ln2, shape.eps), *ffn)
     chosen = (weights > 0).float().flatten(0, -2).mean(0) / shape.top_k
-    return x, chosen, probabilities.flatten(0, -2).mean(0)
+    return x + y, chosen, probabilities.flatten(0, -2).mean(0)
 
 
 def compiled(layer):

@@ -2,17 +2,19 @@
 
 A prompt is (kind, text, ends, first temperature, later temperature). The teacher continues `text` until it has ended `ends` turns: with 1 it only
 answers, with 2 it first writes the user's turn itself, with 4 two turns of each side. User turns are drawn hotter than answers, so that questions
-differ while answers stay clean; raw text is drawn at temperature 1, the teacher's own distribution.
+differ while answers stay clean; raw text is drawn at 0.9, because at 1 this teacher loses itself after a hundred tokens.
 """
 
 import random
+
+from . import everyday
 
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 USER, ASSISTANT, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>\n"
 TEXT_START = "<|endoftext|>"
 
 # Shares of the prompts by kind.
-SHARES = {"chat": 0.14, "begun": 0.14, "turns": 0.05, "question": 0.20, "story": 0.19, "article": 0.17, "entry": 0.08, "free": 0.03}
+SHARES = {"chat": 0.13, "begun": 0.20, "turns": 0.04, "question": 0.14, "everyday": 0.20, "story": 0.20, "article": 0.05, "entry": 0.03, "free": 0.01}
 
 # How a user's turn may begin; the teacher goes on.
 BEGINNINGS = """What is|What are|How do I|How can I|How does|Why do|Why is|Why are|Can you explain|Can you tell me|Tell me about|Explain|Describe|Write a|
@@ -85,14 +87,17 @@ class Prompts:
     def question(self):
         return self.answer_to(self.fill(self.random.choice(QUESTIONS)), 0.7)
 
+    def everyday(self):
+        return self.answer_to(everyday.draw(self.random), 0.7)
+
     def story(self):
         return self.answer_to(self.fill(self.random.choice(STORIES)), 0.8)
 
     def article(self):
-        return TEXT_START + self.random.choice(self.articles), 1, 1.0, 1.0
+        return TEXT_START + self.random.choice(self.articles), 1, 0.9, 0.9
 
     def entry(self):
-        return TEXT_START + self.fill(self.random.choice(ENTRIES)), 1, 1.0, 1.0
+        return TEXT_START + self.fill(self.random.choice(ENTRIES)), 1, 0.9, 0.9
 
     def free(self):
-        return TEXT_START, 1, 1.0, 1.0
+        return TEXT_START, 1, 0.9, 0.9

@@ -8,6 +8,8 @@ from .vocab import respell
 
 SEPARATOR = 0  # <|endoftext|>
 HELD_OUT = 64  # one document in so many
+SHORT, LOOP = 64, 32  # ids: too short to tell; looked at to find where a loop begins
+LOOPS = 0.35  # share of repetition from which a text is dropped
 
 
 @dataclass
@@ -30,11 +32,6 @@ class Documents:
         chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
         return documents([self[d] for d in chosen], self.prompts[chosen], self.kinds[chosen])
 
-    def shortened(self, kinds, length):
-        """Documents of these kinds without what follows their first `length` ids."""
-        cut = np.isin(self.kinds, kinds)
-        return documents([self[d][:length] if cut[d] else self[d] for d in range(len(self))], self.prompts, self.kinds)
-
     def respelt(self, parts, counts):
         ids, offsets = respell(self.ids.astype(np.int64), self.offsets, parts, counts)
         ends = np.concatenate([[0], np.cumsum(counts[self.ids.astype(np.int64)])])
@@ -55,6 +52,11 @@ def from_arrays(arrays, name):
     return Documents(*(arrays[f"{name}_{k}"] for k in ("ids", "offsets", "prompts", "kinds")))
 
 
+def slice_of(docs, begin, end):
+    first, last = docs.offsets[begin], docs.offsets[end]
+    return Documents(docs.ids[first:last], docs.offsets[begin : end + 1] - first, docs.prompts[begin:end], docs.kinds[begin:end])
+
+
 def join(*parts):
     offsets = [p.offsets[:-1] + sum(len(q.ids) for q in parts[:i]) for i, p in enumerate(parts)]
     total = sum(len(p.ids) for p in parts)
@@ -62,21 +64,41 @@ def join(*parts):
                      np.concatenate([p.prompts for p in parts]), np.concatenate([p.kinds for p in parts]))  # fmt: skip
 
 
-def loops(ids):
-    """Whether a text mostly repeats itself: half of its runs of four tokens, or more, occurred before."""
-    if len(ids) < 64:
-        return False
+def said_before(ids):
+    """Which runs of four tokens occurred earlier in the text: bool [len - 3]."""
     x = ids.astype(np.uint64)
     runs = x[:-3] | x[1:-2] << np.uint64(16) | x[2:-1] << np.uint64(32) | x[3:] << np.uint64(48)
-    return len(np.unique(runs)) * 2 < len(runs)
+    out = np.ones(len(runs), bool)
+    out[np.unique(runs, return_index=True)[1]] = False
+    return out
 
 
-def clean(docs, head):
-    """Without the fixed system turn `head` at the front, and without loops and texts of hardly any length."""
+def before_loop(ids):
+    """How many ids come before the text begins to repeat itself: three quarters of the next runs said before."""
+    if len(ids) < SHORT:
+        return len(ids)
+    total = np.concatenate([[0], np.cumsum(said_before(ids))])
+    inside = np.flatnonzero(total[LOOP:] - total[:-LOOP] >= 0.75 * LOOP)
+    return int(inside[0]) if len(inside) else len(ids)
+
+
+def loops(ids):
+    """Whether a text repeats itself much."""
+    return len(ids) >= SHORT and said_before(ids).mean() > LOOPS
+
+
+def clean(docs, head=(), unwanted=()):
+    """Without the fixed system turn `head` at the front, and each cut where it begins to loop; without texts of which hardly anything is left, those
+    that repeat themselves otherwise, and those with one of the `unwanted` runs of ids."""
     lists, prompts, kinds = [], [], []
+    unwanted = [np.asarray(u, np.uint16).tobytes() for u in unwanted]
     for d in range(len(docs)):
         x, prompt = docs[d], int(docs.prompts[d])
-        if len(x) - prompt < 4 or loops(x[prompt:]):
+        length = before_loop(x[prompt:])
+        if length < (4 if length == len(x) - prompt else SHORT):
+            continue
+        x = x[: prompt + length]
+        if loops(x[prompt:]) or any(u in x.tobytes() for u in unwanted):
             continue
         if len(x) > len(head) and np.array_equal(x[: len(head)], head):
             x, prompt = x[len(head) :], prompt - len(head)
@@ -105,21 +127,22 @@ def pack(docs, order, length, rng):
     return np.stack(rows) if rows else np.zeros((0, length), np.uint16)
 
 
-class Batches:
-    """Endless batches [rows, length]; each epoch is packed anew, a document repeated by its kind's weight (whole part always, rest by chance)."""
+def rows(docs, weights, length, rng):
+    """Documents packed in any order [rows, length], each repeated by its kind's weight (whole part always, rest by chance)."""
+    weights = np.asarray(weights, float)[docs.kinds]
+    order = np.repeat(np.arange(len(docs)), np.floor(weights + rng.random(len(weights))).astype(int))
+    rng.shuffle(order)
+    return pack(docs, order, length, rng)
 
-    def __init__(self, docs, weights, rows, length, seed):
-        self.docs, self.weights = docs, np.asarray(weights, float)[docs.kinds]
-        self.rows, self.length, self.rng, self.epochs = rows, length, np.random.default_rng(seed), 0
-        self.packed, self.at = np.zeros((0, length), np.uint16), 0
 
-    def next(self):
-        if self.at + self.rows > len(self.packed):
-            times = np.floor(self.weights + self.rng.random(len(self.weights))).astype(int)
-            order = np.repeat(np.arange(len(self.docs)), times)
-            self.rng.shuffle(order)
-            self.packed, self.at = pack(self.docs, order, self.length, self.rng), 0
-            self.rng.shuffle(self.packed)
-            self.epochs += 1
-        self.at += self.rows
-        return self.packed[self.at - self.rows : self.at].astype(np.int64)
+def until(docs, ids, longest):
+    """The documents up to the first occurrence of `ids`, itself included, where that is at most `longest` ids: [n, longest], lengths [n]."""
+    mark = np.asarray(ids, np.uint16)
+    out, lengths = [], []
+    for d in range(len(docs)):
+        x = docs[d][:longest]
+        at = np.flatnonzero((np.lib.stride_tricks.sliding_window_view(x, len(mark)) == mark).all(-1)) if len(x) >= len(mark) else ()
+        if len(at):
+            lengths.append(at[0] + len(mark))
+            out.append(np.pad(x[: lengths[-1]], (0, longest - lengths[-1])))
+    return np.stack(out), np.array(lengths)

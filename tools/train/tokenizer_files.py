@@ -23,4 +23,4 @@ def write(directory, vocabulary):
         {"add_prefix_space": False, "bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "unk_token": "<|endoftext|>",
          "chat_template": TEMPLATE, "clean_up_tokenization_spaces": False, "model_max_length": 1024, "tokenizer_class": "GPT2Tokenizer"},
     )  # fmt: skip
-    hf_io.write_json(directory / "generation_config.json", {"bos_token_id": 1, "eos_token_id": [2, 0], "pad_token_id": 2, "do_sample": True, "temperature": 0.7, "min_p": 0.1, "repetition_penalty": 1.15})
+    hf_io.write_json(directory / "generation_config.json", {"bos_token_id": 1, "eos_token_id": [2, 0], "pad_token_id": 2, "do_sample": True, "temperature": 0.7, "min_p": 0.1, "repetition_penalty": 1.2})

@@ -1,4 +1,4 @@
-"""The teacher as a writer: continuous batched sampling on one GPU.
+"""The teacher, or the student, as a writer: continuous batched sampling on one GPU.
 
 Every row of the batch writes one document at a time. A step feeds each row its next token: from its prompt while that lasts, else the sampled one.
 A row that ends its document takes the next prompt within the same step, so all rows always work and a step has fixed shapes: it is captured once
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from .nets import compiled, rms_norm, rotary, rotate, swiglu
+from .nets import DENSE_FFN, SPARSE_FFN, compiled, dense_ffn, rms_norm, rotary, rotate, sparse_ffn
 
 try:
     import triton
@@ -70,17 +70,18 @@ def masked_attention(q, k, v, position, group):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None, :]).flatten(1, 2)
 
 
-def project(shape, x, cos, sin, ln1, qkv):
+def project(shape, x, cos, sin, ln1, qkv, bias):
     """-> rotated q, k and v of one token per row."""
     rows, d = x.shape[0], shape.head_dim
-    y = F.linear(rms_norm(x, ln1, shape.eps), qkv).view(rows, -1, d)
+    y = F.linear(rms_norm(x, ln1, shape.eps), qkv, bias).view(rows, -1, d)
     q, k, v = y.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
     return rotate(q, cos, sin).contiguous(), rotate(k, cos, sin), v
 
 
-def finish(shape, x, attended, o, ln2, gate, up, down):
+def finish(shape, x, attended, o, ln2, *ffn):
     x = x + F.linear(attended, o)
-    return x + F.linear(swiglu(rms_norm(x, ln2, shape.eps), gate, up), down)
+    h = rms_norm(x, ln2, shape.eps)
+    return x + (sparse_ffn(shape, h, *ffn)[0] if shape.experts else dense_ffn(shape, h, *ffn))
 
 
 def sample(logits, uniform, temperature, floor):
@@ -91,19 +92,21 @@ def sample(logits, uniform, temperature, floor):
 
 
 class Writer:
-    """prompts: (ids [n, longest], lengths [n], ends [n], first temperature [n], later temperature [n], least relative probability [n])."""
+    """p: parameters in the types to compute in.
+    prompts: (ids [n, longest], lengths [n], ends [n], first temperature [n], later temperature [n], least relative probability [n])."""
 
-    def __init__(self, shape, p, prompts, rows, longest, steps, device, dtype=torch.bfloat16):
+    def __init__(self, shape, p, prompts, rows, longest, steps, device):
         self.shape, self.rows, self.longest = shape, rows, longest
-        self.p = {k: v.to(device, dtype) for k, v in p.items()}
-        self.qkv = torch.cat([self.p["q"], self.p["k"], self.p["v"]], 1)
+        self.p = {k: v.detach().to(device, copy=True) for k, v in p.items()}
+        self.p |= self.joined()
+        self.graph = None
         ids, lengths, ends, first, later, least = prompts
         to = {"device": device}
         self.prompt, self.length = torch.tensor(ids, dtype=torch.int32, **to), torch.tensor(lengths, **to)
         self.ends, self.first, self.later = (torch.tensor(x, **to) for x in (ends, first, later))
         self.floor = torch.tensor(np.log(np.maximum(least, 1e-9)), dtype=torch.float32, **to)
-        self.cache = torch.zeros(2, shape.layers, rows, shape.kv_heads, longest, shape.head_dim, dtype=dtype, **to)
-        self.document = torch.arange(rows, **to)
+        self.cache = torch.zeros(2, shape.layers, rows, shape.kv_heads, longest, shape.head_dim, dtype=self.p["embed"].dtype, **to)
+        self.document = torch.arange(rows, **to) % len(self.length)
         self.next_document = torch.full((1,), rows, **to)
         self.position, self.ended = torch.zeros(rows, dtype=torch.long, **to), torch.zeros(rows, dtype=torch.long, **to)
         self.token = self.prompt[self.document, 0].long()
@@ -113,16 +116,35 @@ class Writer:
         self.cos, self.sin = rotary(shape, torch.arange(longest, **to))
         self.project, self.finish, self.sample = compiled(project), compiled(finish), compiled(sample)
 
+    def joined(self):
+        p = self.p
+        out = {"qkv": torch.cat([p["q"], p["k"], p["v"]], 1)}
+        return out | ({"bias": torch.cat([p["qb"], p["kb"], p["vb"]], 1)} if self.shape.experts else {})
+
+    @torch.no_grad()
+    def restart(self, p):
+        """With other weights, from the next prompts on."""
+        for k, v in p.items():
+            self.p[k].copy_(v)
+        for k, v in self.joined().items():
+            self.p[k].copy_(v)
+        self.document.copy_((self.next_document + self.all_rows) % len(self.length))
+        self.next_document.copy_((self.next_document + self.rows) % len(self.length))
+        for state in (self.position, self.ended, self.step_number):
+            state.zero_()
+        self.token.copy_(self.prompt[self.document, 0].long())
+
     def logits(self):
         s, p = self.shape, self.p
+        ffn = SPARSE_FFN if s.experts else DENSE_FFN
         x = p["embed"][self.token]
         cos, sin = self.cos[self.position][:, None], self.sin[self.position][:, None]
         for i in range(s.layers):
-            q, k, v = self.project(s, x, cos, sin, p["ln1"][i], self.qkv[i])
+            q, k, v = self.project(s, x, cos, sin, p["ln1"][i], p["qkv"][i], p["bias"][i] if s.experts else None)
             self.cache[0, i][self.all_rows, :, self.position] = k
             self.cache[1, i][self.all_rows, :, self.position] = v
             attended = decode_attention(q, self.cache[0, i], self.cache[1, i], self.position, s.heads // s.kv_heads)
-            x = self.finish(s, x, attended.flatten(1), p["o"][i], p["ln2"][i], p["gate"][i], p["up"][i], p["down"][i])
+            x = self.finish(s, x, attended.flatten(1), p["o"][i], p["ln2"][i], *(p[n][i] for n in ffn))
         return F.linear(rms_norm(x, p["norm"], s.eps), p["embed"])
 
     def step(self):
@@ -150,10 +172,12 @@ class Writer:
         self.step_number += 1
 
     @torch.no_grad()
-    def run(self, seconds, log=print):
-        """Writes until the time, the history or the prompts are used up."""
+    def run(self, seconds, log=print, again=False):
+        """Writes until the time, the history or, unless they may be answered `again`, the prompts are used up."""
         steps = self.history.shape[1]
-        advance = self.step if not self.token.is_cuda else self.capture()
+        if self.token.is_cuda and not self.graph:
+            self.graph = self.capture()
+        advance = self.graph.replay if self.graph else self.step
         begin = time.time()
         while True:
             for _ in range(min(BURST, steps - int(self.step_number))):
@@ -162,7 +186,7 @@ class Writer:
             spent = time.time() - begin
             if taken % 1000 == 0:
                 log(f"writer: {taken} steps, {used} documents begun, {taken * self.rows / spent:.0f} tokens/s")
-            if spent > seconds or taken == steps or used > len(self.length) - self.rows:
+            if spent > seconds or taken == steps or (used > len(self.length) - self.rows and not again):
                 log(f"writer: {taken} steps of {self.rows} rows in {spent:.1f} s, {used} documents begun")
                 return
 
@@ -176,7 +200,7 @@ class Writer:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.step()
-        return graph.replay
+        return graph
 
     def documents(self):
         """-> ids (one array), offsets [n + 1], prompt number [n], whether it came to its end [n]. Documents still being written are left out."""

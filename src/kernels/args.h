@@ -62,6 +62,7 @@
 #define SL_FC_LEAVES      12 /* expert_matvec: sets done */
 #define SL_FC_GATE        13 /* attention: its result is multiplied by sigmoid(gate) */
 #define SL_FC_SINKS       14 /* attention: a score without a value beside those of the keys */
+#define SL_FC_IN_PLACE    15 /* delta_finish: z is dst */
 
 /* ---- the step buffer --------------------------------------------------------------------------------------------- */
 
@@ -78,7 +79,10 @@ typedef struct sl_step_head {
     uint32_t
         block_row; /* [blocks + 1] first row of each block of <= SL_ATTENTION_ROWS consecutive rows of one sequence */
     int32_t blocks;
-    uint32_t reserved[5];
+    int32_t runs;         /* runs of rows of one sequence each */
+    uint32_t run_row;     /* [runs + 1] first row of each */
+    uint32_t state_first; /* [seqs] word number of a sequence's recurrent state: two words a layer, as of a page */
+    uint32_t reserved[2];
 } sl_step_head;
 SL_ARGS_AT(sl_step_head, aborted, 12);
 SL_ARGS_AT(sl_step_head, token, 16);
@@ -93,8 +97,8 @@ typedef struct sl_weights_args {
     uint64_t row_bytes;  /* of codes or blocks */
     uint64_t side_bytes; /* of scales, and of biases */
     uint32_t rows, cols;
-    uint32_t group_shift; /* affine: log2 of the group, 5..7 */
-    uint32_t reserved;
+    uint32_t group_shift; /* log2 of the columns that share a scale, 5..7 */
+    uint32_t side_rows;   /* row r's scales are row ((side_rows & 65535) + r) >> (side_rows >> 16) of theirs */
 } sl_weights_args;
 SL_ARGS_AT(sl_weights_args, side_bytes, 8);
 SL_ARGS_AT(sl_weights_args, rows, 16);
@@ -167,6 +171,24 @@ SL_ARGS_AT(sl_attention_args, layer, 56);
 SL_ARGS_AT(sl_attention_args, head_stride, 76);
 SL_ARGS_AT(sl_attention_args, scale, 88);
 SL_ARGS_SIZE(sl_attention_args, 104);
+
+/* ---- Gated DeltaNet ---------------------------------------------------------------------------------------------- */
+
+typedef struct sl_delta_args {
+    uint64_t x_stride, z_stride, beta_stride, alpha_stride, dst_stride;
+    uint64_t conv_offset; /* in a block of state, bytes */
+    uint32_t layer;       /* among the sequence's blocks */
+    uint32_t key_heads, value_heads, key_dim, value_dim;
+    uint32_t channels; /* columns of x */
+    uint32_t width;    /* of the convolution, at most 8 */
+    uint32_t tiled;    /* value head h reads key head h % key_heads, else h / (value_heads / key_heads) */
+    float norm_eps;
+    uint32_t reserved;
+} sl_delta_args;
+SL_ARGS_AT(sl_delta_args, conv_offset, 40);
+SL_ARGS_AT(sl_delta_args, layer, 48);
+SL_ARGS_AT(sl_delta_args, norm_eps, 80);
+SL_ARGS_SIZE(sl_delta_args, 88);
 
 /* ---- mixture of experts ------------------------------------------------------------------------------------------ */
 

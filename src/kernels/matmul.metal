@@ -54,8 +54,12 @@ inline void stage_weights(threadgroup half *to, thread const weight_row &row, ui
 #pragma unroll
     for (uint i = 0; i < 4; i++) {
         float4 low = F::low(q, i), high = F::high(q, i);
-        *(threadgroup half4 *)(to + 4 * i) = half4(F::plain ? low : fma(low, float4(s.x), float4(b.x)));
-        *(threadgroup half4 *)(to + 16 + 4 * i) = half4(F::plain ? high : fma(high, float4(s.y), float4(b.y)));
+        if (!F::plain) {
+            low = fma(low, float4(s.x), float4(b.x));
+            high = fma(high, float4(s.y), float4(b.y));
+        }
+        *(threadgroup half4 *)(to + 4 * i) = half4(low);
+        *(threadgroup half4 *)(to + 16 + 4 * i) = half4(high);
     }
 }
 

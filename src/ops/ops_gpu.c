@@ -47,7 +47,11 @@ static bool gpu_ops_add_kv_slab(sl_ops *ops, void *slab, sl_error *err) {
 }
 
 static void gpu_ops_set_state(sl_ops *ops, const sl_state_layout *layout) {
-    ops_memory_set_state(&self(ops)->known, layout);
+    sl_ops_gpu *o = self(ops);
+    if (layout->key_dim != o->known.state.key_dim)
+        gpu_libraries_drop(o); /* they are for one size */
+    ops_memory_set_state(&o->known, layout);
+    gpu_slabs_forget(&o->state);
 }
 
 static bool gpu_ops_add_state_slab(sl_ops *ops, void *slab, sl_error *err) {
@@ -100,10 +104,6 @@ static bool check_heads(const sl_attention *a, sl_error *err) {
     return true;
 }
 
-static bool refuse_delta(const sl_delta *d, sl_error *err) {
-    return sl_fail(err, SL_ERR_UNSUPPORTED, "delta layer %d (Gated DeltaNet) on a GPU: not yet there", d->layer);
-}
-
 static bool refuse_heads(sl_error *err) {
     return sl_fail(err, SL_ERR_UNSUPPORTED, "a matrix for each head (MLA) on a GPU: not yet there");
 }
@@ -126,7 +126,7 @@ static bool add_op(sl_ops_gpu *o, const op *x, sl_error *err) {
     case OP_ATTENTION:
         return check_heads(&x->u.attention.a, err);
     case OP_DELTA:
-        return refuse_delta(&x->u.delta.d, err);
+        return gpu_check_delta(&x->u.delta.d, err);
     case OP_HEAD_LINEAR:
         return refuse_heads(err);
     default:
@@ -148,7 +148,7 @@ static void gpu_discard(sl_ops *ops, sl_program *p) {}
 
 static uint64_t gpu_scratch_bytes_for(const sl_ops *ops, int32_t max_rows, int32_t hidden, int32_t widest,
                                       const sl_moe *moe, int32_t heads, int32_t head_dim, const sl_delta *delta) {
-    return gpu_scratch_need(max_rows, hidden, widest, moe, heads, head_dim);
+    return gpu_scratch_need(max_rows, hidden, widest, moe, heads, head_dim, delta);
 }
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
@@ -169,7 +169,8 @@ bool gpu_encode_op(gpu_run *r, const op *o) {
         ops_spread_failures(r->step);
         return gpu_run_attention(r, o);
     case OP_DELTA:
-        return refuse_delta(&o->u.delta.d, r->err);
+        ops_spread_failures(r->step);
+        return gpu_run_delta(r, o);
     case OP_HEAD_LINEAR:
         return refuse_heads(r->err);
     case OP_MOE:

@@ -15,6 +15,7 @@
 enum {
     GPU_EXPERTS = 2048 /* of a layer, at most */,
     GPU_MATMUL_ROWS = 16,
+    GPU_DELTA_KEY = 256 /* largest key_dim of a delta layer */,
     GPU_SPLITS = 256 /* (row, split) pairs that few rows may have together: one row of 131,072 tokens */
 };
 #define GPU_TIMEOUT_NS (600ull * 1000 * 1000 * 1000)
@@ -29,6 +30,7 @@ typedef enum gpu_file {
     GPU_PREFILL,
     GPU_MOE,
     GPU_EXPERT,
+    GPU_DELTA,
     GPU_FILES
 } gpu_file;
 
@@ -83,7 +85,8 @@ typedef struct gpu_pipe {
 
 /* What programs need room for; the most of each. */
 typedef struct gpu_extent {
-    int64_t rows, widest, inner, hidden, pairs, experts, top_k, tiles, heads, head_dim, shared, layers /* of MoE */;
+    int64_t rows, widest, inner, hidden, pairs, experts, top_k, tiles, heads, head_dim, shared, layers /* of MoE */,
+        delta_layers;
 } gpu_extent;
 
 /* Scratch of the implementation, all in one span. */
@@ -242,7 +245,7 @@ static inline uint64_t gpu_rows_bytes(int64_t rows, int64_t stride, int64_t cols
 }
 static inline bool gpu_same_layout(const sl_matrix *a, const sl_matrix *b) {
     return a->format == b->format && a->group == b->group && a->side == b->side && a->rows == b->rows &&
-           a->cols == b->cols;
+           a->cols == b->cols && a->row_in_block == b->row_in_block;
 }
 void gpu_bind_step(gpu_call *c, int slot);
 /* dst = silu(dst) * src over rows of the step, per_row of each */
@@ -257,6 +260,8 @@ bool gpu_run_gate_up(gpu_run *r, const op *o);
 bool gpu_run_logits(gpu_run *r, const op *o);
 bool gpu_run_attention(gpu_run *r, const op *o);
 bool gpu_run_moe(gpu_run *r, const op *o);
+bool gpu_check_delta(const sl_delta *d, sl_error *err);
+bool gpu_run_delta(gpu_run *r, const op *o);
 
 /* y = x W^T with rows of x in float at x; many rows go through the matrix units. */
 typedef struct gpu_product {
@@ -328,8 +333,8 @@ bool gpu_check_combined(gpu_run *r);
 bool gpu_check_status(gpu_run *r, int32_t layer, const uint8_t *status);
 bool gpu_scratch_fit(sl_ops_gpu *o, const sl_program *p, sl_error *err);
 uint64_t gpu_scratch_need(int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe, int32_t heads,
-                          int32_t head_dim);
-uint64_t gpu_step_bytes(int64_t rows, int64_t pages);
+                          int32_t head_dim, const sl_delta *delta);
+uint64_t gpu_step_bytes(int64_t rows, int64_t pages, int64_t states);
 /* Writes the step buffer. */
 bool gpu_step_fill(gpu_run *r);
 

@@ -55,6 +55,7 @@ static const char *const file_names[GPU_FILES] = {
     [GPU_PREFILL] = "attention_prefill.metal",
     [GPU_MOE] = "moe.metal",
     [GPU_EXPERT] = "expert.metal",
+    [GPU_DELTA] = "delta.metal",
 };
 
 /* What the model has, and no more, is compiled: its formats, its KV. */
@@ -68,6 +69,8 @@ static bool put_source(const sl_ops_gpu *o, gpu_file file, sl_buf *out, sl_error
     if (kv->head_dim)
         sl_buf_printf(out, "#define SL_ATTENTION_KV %s\n#define SL_ATTENTION_DIM %d\n", gpu_kv_name(kv->format),
                       kv->head_dim);
+    if (o->known.state.key_dim)
+        sl_buf_printf(out, "#define SL_DELTA_KEY %d\n", o->known.state.key_dim);
     sl_buf_append(out, source, size);
     free(source);
     return !out->failed || sl_fail(err, SL_ERR_MEMORY, "out of memory for the source of %s", file_names[file]);
@@ -99,6 +102,7 @@ static const uint32_t file_constants[GPU_FILES] = {
     [GPU_MOE] = 1u << SL_FC_OUTS | 1u << SL_FC_SIGMOID | 1u << SL_FC_NORMALIZE | 1u << SL_FC_SELECT_BIAS |
                 1u << SL_FC_SHARED | 1u << SL_FC_SHARED_GATE,
     [GPU_EXPERT] = 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES,
+    [GPU_DELTA] = 1u << SL_FC_OUTS | 1u << SL_FC_BIAS | 1u << SL_FC_IN_PLACE,
 };
 
 static sl_gpu_pipeline *make_pipeline(sl_ops_gpu *o, gpu_file file, const char *entry, uint32_t constants,

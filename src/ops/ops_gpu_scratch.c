@@ -4,7 +4,7 @@
 #include <string.h>
 
 /* KV pages that the sequences of a step may have together: 4,096 is 262,144 tokens. */
-enum { STEP_PAGES = 4096, LAYERS_GUESS = 128 /* MoE layers, where they are not known yet */ };
+enum { STEP_PAGES = 4096, LAYERS_GUESS = 128 /* of MoE or delta, where they are not known yet */ };
 
 typedef struct cursor {
     uint8_t *base; /* NULL: only counts */
@@ -23,7 +23,7 @@ static uint64_t lay_out(const gpu_extent *e, uint8_t *base, gpu_scratch *s) {
     uint64_t rows = (uint64_t)e->rows, pairs = rows * (uint64_t)e->top_k, f = sizeof(float);
     uint64_t half_cols = sl_round_up((uint64_t)sl_max_i64(e->widest, e->inner), SL_HALF_PAD);
     uint64_t half_rows = (uint64_t)sl_max_i64((int64_t)pairs, e->rows), inner = (uint64_t)e->inner;
-    s->step = take(&c, gpu_step_bytes(e->rows, STEP_PAGES));
+    s->step = take(&c, gpu_step_bytes(e->rows, STEP_PAGES, e->rows * e->delta_layers));
     s->half = take(&c, half_rows * half_cols * 2);
     s->unscale = take(&c, half_rows * f);
     s->partial = take(&c, GPU_SPLITS * (uint64_t)e->heads * (uint64_t)(e->head_dim + 2) * f);
@@ -80,12 +80,14 @@ static void measure_op(gpu_extent *e, const sl_program *p, const op *o) {
 bool gpu_scratch_fit(sl_ops_gpu *o, const sl_program *p, sl_error *err) {
     gpu_extent e = o->scratch.extent;
     widen(&e.rows, p->max_rows);
-    int64_t layers = 0;
+    int64_t layers = 0, delta_layers = 0;
     for (size_t i = 0; i < p->count; i++) {
         measure_op(&e, p, &p->list[i]);
         layers += p->list[i].kind == OP_MOE;
+        delta_layers += p->list[i].kind == OP_DELTA;
     }
     widen(&e.layers, layers);
+    widen(&e.delta_layers, delta_layers);
     gpu_scratch s = {0};
     uint64_t need = lay_out(&e, NULL, &s);
     if (need > o->scratch.bytes) {
@@ -108,10 +110,11 @@ bool gpu_scratch_fit(sl_ops_gpu *o, const sl_program *p, sl_error *err) {
 /* Before anything is recorded the vocabulary and the outputs are not known here: the caller counts logits once, which
  * is where the CPU writes them; `widest` covers the dense FFN's inner rows. */
 uint64_t gpu_scratch_need(int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe, int32_t heads,
-                          int32_t head_dim) {
+                          int32_t head_dim, const sl_delta *delta) {
     gpu_extent e = {.rows = max_rows, .hidden = hidden, .widest = widest, .heads = heads, .head_dim = head_dim};
     e.shared = widest;
     e.layers = moe ? LAYERS_GUESS : 0;
+    e.delta_layers = delta ? LAYERS_GUESS : 0;
     if (moe)
         measure_moe(&e, max_rows, hidden, moe);
     gpu_scratch s = {0};

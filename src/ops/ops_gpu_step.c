@@ -3,9 +3,30 @@
 
 #include <string.h>
 
-/* Words behind the head for `rows` rows whose sequences have `pages` pages together. */
-uint64_t gpu_step_bytes(int64_t rows, int64_t pages) {
-    return sizeof(sl_step_head) + (uint64_t)(6 * rows + 1 + 2 * pages) * sizeof(int32_t);
+/* Words behind the head for `rows` rows (or sequences, where there are more of them) with so many pages and blocks of
+ * state together. */
+uint64_t gpu_step_bytes(int64_t rows, int64_t pages, int64_t states) {
+    return sizeof(sl_step_head) + (uint64_t)(8 * rows + 2 + 2 * pages + 2 * states) * sizeof(int32_t);
+}
+
+static bool has_op(const gpu_run *r, op_kind kind) {
+    for (size_t i = 0; i < r->p->count; i++)
+        if (r->p->list[i].kind == kind)
+            return true;
+    return false;
+}
+
+/* Does the program keep recurrent state? */
+static bool has_states(const gpu_run *r) {
+    return has_op(r, OP_DELTA);
+}
+
+static int64_t all_states(const gpu_run *r) {
+    const sl_step *s = r->step;
+    int64_t runs = 0;
+    for (int32_t row = 0; row < s->rows; row++)
+        runs += row == 0 || s->seq[row] != s->seq[row - 1];
+    return has_states(r) ? runs * r->o->known.state.layers : 0;
 }
 
 typedef struct words {
@@ -21,18 +42,21 @@ static uint32_t put(words *w, const int32_t *values, int32_t n) {
 }
 
 /* Pages that the step's positions reach; the tables may be longer. */
-static int32_t pages_used(const sl_step *s, int32_t seq) {
+static int32_t pages_used(const gpu_run *r, int32_t seq) {
+    const sl_step *s = r->step;
     int32_t last = -1;
+    if (!has_op(r, OP_ATTENTION))
+        return 0;
     for (int32_t i = 0; i < s->rows; i++)
         if (s->seq[i] == seq && s->position[i] > last)
             last = s->position[i];
     return last / SL_KV_PAGE_TOKENS + (last >= 0);
 }
 
-static int64_t all_pages(const sl_step *s) {
+static int64_t all_pages(const gpu_run *r) {
     int64_t n = 0;
-    for (int32_t i = 0; i < s->seq_count; i++)
-        n += pages_used(s, i);
+    for (int32_t i = 0; i < r->step->seq_count; i++)
+        n += pages_used(r, i);
     return n;
 }
 
@@ -54,8 +78,28 @@ static void put_pages(words *w, const gpu_run *r, sl_step_head *head) {
     head->page_first = w->at;
     w->at += (uint32_t)s->seq_count;
     for (int32_t i = 0; i < s->seq_count; i++)
-        w->base[head->page_first + (uint32_t)i] = (int32_t)put_entries(w, &r->o->kv, s->seqs[i].pages, pages_used(s, i),
+        w->base[head->page_first + (uint32_t)i] = (int32_t)put_entries(w, &r->o->kv, s->seqs[i].pages, pages_used(r, i),
                                                                        kv->blocks_per_slab, kv->block_bytes);
+}
+
+/* Runs of rows of one sequence, and the state of those that have rows. */
+static void put_runs(words *w, const gpu_run *r, sl_step_head *head) {
+    const sl_step *s = r->step;
+    const sl_state_layout *l = &r->o->known.state;
+    head->run_row = w->at;
+    for (int32_t row = 0; row < s->rows; row++)
+        if (row == 0 || s->seq[row] != s->seq[row - 1]) {
+            w->base[w->at++] = row;
+            head->runs++;
+        }
+    w->base[w->at++] = s->rows;
+    head->state_first = w->at;
+    w->at += (uint32_t)s->seq_count;
+    for (int32_t i = 0; i < head->runs && has_states(r); i++) {
+        int32_t seq = s->seq[w->base[head->run_row + (uint32_t)i]];
+        w->base[head->state_first + (uint32_t)seq] =
+            (int32_t)put_entries(w, &r->o->state, s->seqs[seq].state, l->layers, l->blocks_per_slab, l->block_bytes);
+    }
 }
 
 /* Blocks of consecutive rows of one sequence, at most SL_ATTENTION_ROWS each. */
@@ -74,6 +118,9 @@ static void put_blocks(words *w, const sl_step *s, sl_step_head *head) {
 
 static bool find_slabs(gpu_run *r) {
     ops_memory *m = &r->o->known;
+    if (has_states(r) && !gpu_slabs_resolve(r->o, &r->o->state, m->state_slabs, m->state_count,
+                                            (uint64_t)m->state.blocks_per_slab * m->state.block_bytes, "State", r->err))
+        return false;
     return gpu_slabs_resolve(r->o, &r->o->kv, m->kv_slabs, m->kv_count,
                              (uint64_t)m->kv.blocks_per_slab * m->kv.block_bytes, "KV", r->err);
 }
@@ -84,9 +131,9 @@ bool gpu_step_fill(gpu_run *r) {
     if (!find_slabs(r))
         return false;
     /* seq_count may exceed rows: sequences that take no part have no pages here */
-    if (gpu_step_bytes(sl_max_i64(s->rows, s->seq_count), all_pages(s)) > (uint64_t)(m->half - m->step))
+    if (gpu_step_bytes(sl_max_i64(s->rows, s->seq_count), all_pages(r), all_states(r)) > (uint64_t)(m->half - m->step))
         return sl_fail(r->err, SL_ERR_ARGUMENT, "a step of %d rows over %lld KV pages is larger than its buffer",
-                       s->rows, (long long)all_pages(s));
+                       s->rows, (long long)all_pages(r));
     sl_step_head head = {.rows = s->rows, .outs = s->outs, .seqs = s->seq_count};
     words w = {(int32_t *)(void *)m->step, sizeof head / sizeof(int32_t)};
     head.token = put(&w, s->token, s->rows);
@@ -94,6 +141,7 @@ bool gpu_step_fill(gpu_run *r) {
     head.position = put(&w, s->position, s->rows);
     head.out_row = put(&w, s->out_rows, s->outs);
     put_pages(&w, r, &head);
+    put_runs(&w, r, &head);
     put_blocks(&w, s, &head);
     memcpy(m->step, &head, sizeof head);
     return true;

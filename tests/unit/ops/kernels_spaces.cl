@@ -72,6 +72,7 @@ float fma(float a, float b, float c);
 float2 fma(float2 a, float2 b, float2 c);
 float4 fma(float4 a, float4 b, float4 c);
 float exp(float x);
+float log(float x);
 float sqrt(float x);
 float fabs(float x);
 float rint(float x);
@@ -96,6 +97,7 @@ LANES(int)
 LANES(uint)
 LANES(float)
 enum class mem_flags { mem_none, mem_device, mem_threadgroup };
+mem_flags operator|(mem_flags a, mem_flags b);
 void threadgroup_barrier(mem_flags f);
 void simdgroup_barrier(mem_flags f);
 bool is_function_constant_defined(bool b);

@@ -20,7 +20,8 @@ static const char *const files[] = {"matvec.metal",
                                     "moe.metal",
                                     "attention_prepare.metal",
                                     "attention_decode.metal",
-                                    "attention_prefill.metal"};
+                                    "attention_prefill.metal",
+                                    "delta.metal"};
 
 static const kernel_format formats[] = {{"f32", 4},  {"f16", 16},          {"bf16", 2},       {"q4_0", 2},  {"q4_1", 4},
                                         {"q5_0", 2}, {"q5_1", 4},          {"q8_0", 1},       {"q4_k", 16}, {"q5_k", 4},

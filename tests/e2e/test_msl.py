@@ -139,6 +139,27 @@ def test_files_beside_the_source_are_found(run, tmp_path, monkeypatch):
         assert run("msl", "run", path, "-a", "0=zeros:float:1", "-t", "1").stdout == "0 y (float, 1): 2\n"
 
 
+def test_arguments_in_a_struct(run, tmp_path):
+    path = tmp_path / "k.metal"
+    path.write_text("""struct Shape { float scale; uint n; };
+template <typename T> struct view { device T *p; constant Shape &shape; };
+struct A { device float *y [[buffer(2)]]; view<const float> x; threadgroup float *t; };
+const uint lane [[thread_index_in_threadgroup]];
+kernel void f(A a, constant uint &m [[buffer(5)]], uint i [[thread_position_in_grid]]) {
+    a.t[lane] = i < a.x.shape.n ? a.x.p[i] : 0;
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    a.y[i] = a.t[lane ^ 1] * a.x.shape.scale + m;
+}
+""")
+    shape = np.array([np.float32(2).view(np.uint32), 50], dtype=np.uint32)
+    np.save(tmp_path / "shape.npy", shape)
+    run("msl", "run", path, "-a", "0=iota:float:64", "-a", f"1={tmp_path}/shape.npy", "-a", "2=zeros:float:64", "-a", "5=uint:1", "--threadgroup", "0=128",
+        "-g", 2, "-o", f"2={tmp_path}/y.npy")
+    x = np.arange(64, dtype=np.float32)
+    x[50:] = 0
+    assert (np.load(tmp_path / "y.npy") == x.reshape(-1, 2)[:, ::-1].reshape(-1) * 2 + 1).all()
+
+
 def test_a_constant_without_value_is_told(run, metal):
     options = ["msl", "run", metal, "beyond", "-a", "0=zeros:float:33", "-v"]
     assert "constant 0 'mode' is not given" in run(*options).stderr

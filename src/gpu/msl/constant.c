@@ -232,6 +232,11 @@ bool msl_constant_declaration(tr *m, msl_range head, size_t i, size_t end, const
     *next = stop + 1;
     if (stop >= end)
         return msl_error_at(&m->s, msl_at(m, i), "declaration is not closed by ';'");
+    bool position = false;
+    if (!record && !msl_position_declaration(m, i, stop, &position))
+        return false;
+    if (position)
+        return true;
     read_constant(m, i, stop, &c);
     if (!c.name || c.name <= i)
         return msl_emit(m, head.begin, head.end) && msl_emit(m, i, stop + 1);

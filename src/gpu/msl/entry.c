@@ -74,6 +74,17 @@ static bool check_slots(tr *m, const msl_definition *d, const msl_arg *args, siz
     return true;
 }
 
+/* What the names in a member's type stand for: the struct's template arguments, in terms of the kernel's. */
+static const msl_binding *binding_of(tr *m, const msl_within *w, const msl_binding *kernel) {
+    if (!w)
+        return kernel;
+    msl_binding *b = msl_alloc(&m->s.arena, sizeof *b);
+    const msl_binding *outer = b ? binding_of(m, w->outer, kernel) : NULL;
+    if (b)
+        *b = (msl_binding){w->parameters, w->arguments, outer, NULL};
+    return b;
+}
+
 static bool build_args(tr *m, const msl_instance *x, msl_kernel *k) {
     const msl_definition *d = &m->definitions[x->definition];
     msl_binding binding = {d->template_parameters, x->arguments, NULL, NULL};
@@ -89,8 +100,11 @@ static bool build_args(tr *m, const msl_instance *x, msl_kernel *k) {
         if (p->kind == MSL_PARAMETER_POSITION)
             continue;
         msl_arg a = {.arg = {.kind = p->arg, .slot = slots[i]}, .condition = condition_of(m, p), .atomic = p->atomic};
-        a.arg.least = least_bytes(m, p, d->is_template ? &binding : NULL);
-        a.arg.align = alignment(m, p, d->is_template ? &binding : NULL);
+        const msl_binding *b = binding_of(m, p->within, d->is_template ? &binding : NULL);
+        if (p->within && !b)
+            return msl_no_memory(&m->s);
+        a.arg.least = least_bytes(m, p, b);
+        a.arg.align = alignment(m, p, b);
         snprintf(a.arg.name, sizeof a.arg.name, "%.*s", (int)p->name.size, p->name.text);
         size_t at = n++;
         for (; at > 0 && before(&a, &args[at - 1]); at--)
@@ -227,7 +241,19 @@ static bool put_entry(tr *m, size_t at) {
     sl_buf_puts(&m->out, "(");
     for (size_t i = 0; i < d->parameter_count; i++) {
         sl_buf_puts(&m->out, i ? ", " : "");
-        put_argument(m, &d->parameters[i], slots[i]);
+        const msl_parameter *p = &d->parameters[i];
+        if (!p->members) {
+            put_argument(m, p, slots[i]);
+            continue;
+        }
+        sl_buf_printf(&m->out, "::msl_unit::metal::msl_members<%zu>{{", p->members);
+        for (size_t k = 0; k < p->members; k++) {
+            sl_buf_puts(&m->out, k ? ", " : "");
+            put_argument(m, &d->parameters[i + k], slots[i + k]);
+            sl_buf_puts(&m->out, ".p");
+        }
+        sl_buf_puts(&m->out, "}}");
+        i += p->members - 1;
     }
     sl_buf_puts(&m->out, "); }");
     close_scope(m, x->scope);

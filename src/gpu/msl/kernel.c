@@ -191,8 +191,129 @@ static bool read_parameter(tr *m, size_t i, size_t end, msl_parameter *p) {
     return buffer_kind(m, p, &d);
 }
 
+/* ---- structs of arguments ---- */
+
+enum { MOST_NESTED = 8, MOST_MEMBERS = 1024 };
+
+typedef struct members {
+    msl_definition *d;
+    int left; /* members, nested ones too */
+} members;
+
+static bool room_for_members(tr *m, msl_definition *d) {
+    msl_parameter *all = msl_alloc(&m->s.arena, (MSL_MAX_PARAMETERS + 1) * sizeof *all);
+    if (!all)
+        return msl_no_memory(&m->s);
+    memcpy(all, d->parameters, d->parameter_count * sizeof *all);
+    d->parameters = all;
+    return true;
+}
+
+/* The struct that the type in r names, through aliases; *arguments: of its template. */
+static const msl_symbol *struct_of(const tr *m, msl_range r, msl_range *arguments) {
+    for (int steps = 0; steps < MOST_NESTED; steps++) {
+        r = msl_trim(m, r);
+        *arguments = (msl_range){0, 0};
+        if (r.begin >= r.end)
+            return NULL;
+        size_t i = r.begin + msl_here(m, r.begin, "struct");
+        while (i + 2 < r.end && msl_here(m, i + 1, "::"))
+            i += 2;
+        if (msl_here(m, i + 1, "<") && msl_behind_angle(m, i + 1, r.end) == r.end)
+            *arguments = (msl_range){i + 2, r.end - 1};
+        else if (i + 1 != r.end)
+            return NULL;
+        const msl_symbol *s = msl_name_at(m, i) ? msl_lookup(m, msl_at(m, i)) : NULL;
+        if (!s || s->twice || s->is_union)
+            return NULL;
+        if (s->kind == MSL_SYMBOL_STRUCT)
+            return s;
+        if (s->kind != MSL_SYMBOL_TYPE || s->parameters.begin < s->parameters.end)
+            return NULL;
+        r = s->range;
+    }
+    return NULL;
+}
+
+/* End of the member at i; *data: it is no function, type or the like. */
+static size_t member_end(const tr *m, size_t i, size_t end, bool *data) {
+    static const char *const words[] = {"using",     "typedef", "static", "static_assert", "template", "friend",
+                                        "constexpr", "enum",    "struct", "union",         "class",    NULL};
+    bool function = msl_function_at(m, i, end);
+    *data = !function && !msl_among(msl_at(m, i), words) && !msl_here(m, i, ";");
+    for (; i < end && !msl_here(m, i, ";"); i = msl_behind(m, i))
+        if (function && msl_here(m, i, "{"))
+            return msl_behind(m, i);
+    return i + 1;
+}
+
+static bool read_members(tr *m, members *all, msl_range type, const msl_within *outer, int depth);
+
+static bool read_member(tr *m, members *all, size_t i, size_t end, const msl_within *within, int depth) {
+    msl_definition *d = all->d;
+    declarator one = read_declarator(m, i, end);
+    if (!one.name || msl_piece_end(m, i, end) < end || --all->left < 0)
+        return msl_error_at(&m->s, msl_at(m, i), "member of a kernel's argument is not understood");
+    if (!one.pointer && !one.reference)
+        return read_members(m, all, (msl_range){i, one.name}, within, depth + 1);
+    if (d->parameter_count >= MSL_MAX_PARAMETERS)
+        return msl_error_at(&m->s, &d->name, "kernel has more than %d parameters", MSL_MAX_PARAMETERS);
+    msl_parameter *p = &d->parameters[d->parameter_count++];
+    if (!read_parameter(m, i, end, p))
+        return false;
+    p->within = within;
+    return true;
+}
+
+static bool read_members(tr *m, members *all, msl_range type, const msl_within *outer, int depth) {
+    msl_within *w = msl_alloc(&m->s.arena, sizeof *w);
+    if (!w)
+        return msl_no_memory(&m->s);
+    const msl_symbol *s = depth < MOST_NESTED ? struct_of(m, type, &w->arguments) : NULL;
+    if (!s)
+        return msl_error_at(&m->s, msl_at(m, type.begin),
+                            "an argument's struct may have pointers and references alone as members");
+    w->outer = outer;
+    w->parameters = s->parameters;
+    for (size_t i = s->range.begin; i < s->range.end;) {
+        bool data;
+        if (msl_name_at(m, i) && msl_here(m, i + 1, ":")) { /* public: */
+            i += 2;
+            continue;
+        }
+        size_t end = member_end(m, i, s->range.end, &data);
+        if (data && !read_member(m, all, i, end - 1, w, depth))
+            return false;
+        i = end;
+    }
+    return true;
+}
+
+/* A parameter in [i, end) that is a struct passed by value. */
+static bool is_struct(const tr *m, size_t i, size_t end, msl_range *type) {
+    msl_range arguments;
+    declarator d = read_declarator(m, i, end);
+    *type = (msl_range){i, d.name};
+    for (size_t k = i; k < end; k++)
+        if (msl_attribute_at(m, k))
+            return false;
+    return d.name && !d.pointer && !d.reference && struct_of(m, *type, &arguments);
+}
+
+static bool read_struct(tr *m, msl_definition *d, msl_range type) {
+    size_t first = d->parameter_count;
+    members all = {d, MOST_MEMBERS};
+    if (!room_for_members(m, d) || !read_members(m, &all, type, NULL, 0))
+        return false;
+    if (d->parameter_count == first)
+        return msl_error_at(&m->s, msl_at(m, type.begin), "an argument's struct has no members");
+    d->parameters[first].members = d->parameter_count - first;
+    return true;
+}
+
 static bool read_parameters(tr *m, msl_definition *d, size_t open) {
     size_t close = m->match[open], n = 0;
+    bool has_struct = false;
     for (size_t i = open + 1; i < close; i = msl_piece_end(m, i, close) + 1)
         n++;
     if (n > MSL_MAX_PARAMETERS)
@@ -204,8 +325,16 @@ static bool read_parameters(tr *m, msl_definition *d, size_t open) {
         return true;
     for (size_t i = open + 1; i < close;) {
         size_t end = msl_piece_end(m, i, close);
-        if (!read_parameter(m, i, end, &d->parameters[d->parameter_count++]))
+        msl_range type;
+        if (is_struct(m, i, end, &type)) {
+            has_struct = true;
+            if (!read_struct(m, d, type))
+                return false;
+        } else if (d->parameter_count >= (has_struct ? MSL_MAX_PARAMETERS : n)) {
+            return msl_error_at(&m->s, &d->name, "kernel has more than %d parameters", MSL_MAX_PARAMETERS);
+        } else if (!read_parameter(m, i, end, &d->parameters[d->parameter_count++])) {
             return false;
+        }
         i = end + 1;
     }
     return true;

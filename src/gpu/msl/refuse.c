@@ -82,8 +82,10 @@ bool msl_check_forbidden(tr *m) {
 static const char *refused_word(const tr *m, size_t i) {
     const msl_token *t = msl_at(m, i);
     for (size_t k = 0; k < SL_COUNT(refused); k++)
-        if (msl_is(t, refused[k].word) && (!refused[k].template_only || msl_here(m, i + 1, "<")))
-            return refused[k].what;
+        if (msl_is(t, refused[k].word) && (!refused[k].template_only || msl_here(m, i + 1, "<"))) {
+            const msl_symbol *own = msl_lookup(m, t); /* the source may have a type of that name */
+            return own && own->kind != MSL_SYMBOL_REFUSED ? NULL : refused[k].what;
+        }
     return NULL;
 }
 

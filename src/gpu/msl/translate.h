@@ -57,6 +57,12 @@ typedef enum msl_parameter_kind {
     MSL_PARAMETER_POSITION
 } msl_parameter_kind;
 
+/* A struct passed by value: its members, and theirs, are arguments. */
+typedef struct msl_within {
+    const struct msl_within *outer;
+    msl_range parameters, arguments; /* of its template */
+} msl_within;
+
 typedef struct msl_parameter {
     msl_parameter_kind kind;
     sl_gpu_arg_kind arg;
@@ -67,6 +73,8 @@ typedef struct msl_parameter {
     msl_range dimensions; /* of an array referred to: `[4][2]` */
     msl_range condition;  /* of [[function_constant(x)]] */
     bool reference, atomic;
+    size_t members;           /* of a struct passed by value that begins here; the rest of them have 0 */
+    const msl_within *within; /* NULL: the kernel's own */
 } msl_parameter;
 
 /* A variable of threadgroup storage. */
@@ -206,6 +214,8 @@ bool msl_function(tr *m, msl_range head, size_t i, size_t end, const char *recor
 /* Behind the parameters at `)`+1: *body its `{`, or where the declaration's `;` is; false where neither comes. */
 bool msl_function_body(const tr *m, size_t i, size_t end, size_t *body);
 bool msl_emit_body(tr *m, size_t begin, size_t end);
+/* A position at namespace scope, `uint i [[thread_position_in_grid]];`: every use of its name asks for it. */
+bool msl_position_declaration(tr *m, size_t i, size_t stop, bool *found);
 bool msl_constant_declaration(tr *m, msl_range head, size_t i, size_t end, const char *record, size_t *next);
 bool msl_is_late(const tr *m, msl_range r);
 

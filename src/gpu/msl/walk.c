@@ -283,8 +283,7 @@ static bool graphics_function(const tr *m, size_t i, size_t end, size_t *next) {
     return true;
 }
 
-/* A position at namespace scope: every use of its name asks for it. */
-static bool position(tr *m, size_t i, size_t stop, bool *found) {
+bool msl_position_declaration(tr *m, size_t i, size_t stop, bool *found) {
     size_t name = i;
     while (name < stop && !msl_attribute_at(m, name))
         name++;
@@ -303,7 +302,7 @@ static bool variable(tr *m, msl_range head, size_t i, size_t end, size_t *next) 
     size_t at, stop = behind_semicolon(m, i, end);
     bool found = false;
     *next = stop;
-    if (!m->record_at && !position(m, i, stop, &found))
+    if (!m->record_at && !msl_position_declaration(m, i, stop, &found))
         return false;
     if (found)
         return true;

@@ -92,6 +92,35 @@ static void arguments_without_index_take_the_next_free_slot(void **state) {
           "f(W0 4 b, W1 4 a, B2 4 c, W3 4 d, T0 2 t, T1 2 s)0");
 }
 
+static void members_of_structs_passed_by_value_are_arguments(void **state) {
+    (void)state;
+    check("struct A { device float2 *y [[buffer(2)]]; constant uint &n; threadgroup half *t; int sum() const { return "
+          "n; } };\n"
+          "kernel void f(A a, device int *b, uint i [[thread_position_in_grid]]) {}",
+          "f(B0 4 n, W1 4 b, W2 8 y, T0 2 t)0");
+    check(
+        "template <uint N> struct layout { uint at[N]; };\n"
+        "template <typename T, uint N> struct tensor {\n"
+        "    constant layout<N> &l; device T *data;\n"
+        "    tensor(constant layout<N> &_l, device T *d) : l(_l), data(d) {}\n"
+        "    device T &at(uint i) { return data[i * l.at[0]]; }\n"
+        "};\n"
+        "template <typename T> struct args { tensor<T, 2> out; tensor<const half, 3> in; constant uint &n; };\n"
+        "using floats = args<float>;\n"
+        "template <typename T> kernel void f(args<T> a, uint2 i [[thread_position_in_grid]]) {}\n"
+        "template [[host_name(\"f2\")]] kernel void f<float2>(args<float2>, uint2);\n"
+        "kernel void g(constant int &x, floats a) { a.out.at(0) = a.in.at(1) + a.n; }",
+        "f2(B0 8 l, W1 8 data, B2 12 l, W3 2 data, B4 4 n)0 g(B0 4 x, B1 8 l, W2 4 data, B3 12 l, W4 2 data, B5 4 n)0");
+    check_error("struct A { device float *p; int n; };\nkernel void f(A a) {}",
+                "t.metal:1: an argument's struct may have pointers and references alone");
+    check_error("struct A { device float *p, *q; };\nkernel void f(A a) {}",
+                "t.metal:1: member of a kernel's argument");
+    check_error("struct A {};\nkernel void f(A a) {}", "t.metal:2: an argument's struct has no members");
+    check_error("union A { device float *p; };\nkernel void f(A a) {}", "parameter a is neither a buffer nor");
+    check_error("struct A { A a; A b; A c; A d; A e; A f; A g; A h; device int *p; };\nkernel void f(A a) {}",
+                "t.metal:1: ");
+}
+
 static void sizes_of_structs_follow_the_language(void **state) {
     (void)state;
     check("struct P { uchar a; float3 b; half c[3]; packed_float3 d; uint64_t e; };\n"
@@ -272,6 +301,7 @@ int main(void) {
         cmocka_unit_test(arguments_have_kind_slot_and_least_bytes),
         cmocka_unit_test(types_that_a_host_shares_have_sizes),
         cmocka_unit_test(arguments_without_index_take_the_next_free_slot),
+        cmocka_unit_test(members_of_structs_passed_by_value_are_arguments),
         cmocka_unit_test(sizes_of_structs_follow_the_language),
         cmocka_unit_test(kernels_are_instantiated_in_every_way),
         cmocka_unit_test(threadgroup_memory_is_summed),

@@ -23,6 +23,14 @@ struct msl_reference {
     void *p;
     template <class T> MSL_M operator T &() const { return *(T *)p; }
 };
+/* A struct of pointers and references (which are pointers in memory), and of structs of these. */
+template <int N> struct msl_members {
+    void *p[N];
+    template <class T> MSL_M operator T() const {
+        static_assert(sizeof(T) == sizeof p, "an argument's struct may have pointers and references alone as members");
+        return *(const T *)(const void *)p;
+    }
+};
 struct msl_position {
     uint v[3];
     template <class T, msl_if_int<T> = 0> MSL_M operator T() const { return (T)v[0]; }

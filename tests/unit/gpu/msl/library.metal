@@ -49,3 +49,10 @@ kernel void k5(device float *o, uint3 t [[thread_position_in_threadgroup]], uint
 }
 [[kernel, max_total_threads_per_threadgroup(64)]] void k6(device float *o [[buffer(0)]], uint i [[thread_position_in_grid]]) { o[i] = numeric_limits<float>::max() + numeric_limits<half>::infinity() + FLT_EPSILON + HALF_MAX + M_PI_H + MAXFLOAT + HUGE_VALF + INFINITY + NAN + INT_MAX + UINT_MAX + SHRT_MAX + CHAR_BIT + M_E_F + M_SQRT2_F + M_1_PI_F; }
 kernel void k7(device MTLDispatchThreadgroupsIndirectArguments &a [[buffer(0)]], device MTLDrawPrimitivesIndirectArguments *d [[buffer(1)]]) { a.threadgroupsPerGrid[0] = 1; d->vertexCount = 3; d->instanceCount = 1; d->vertexStart = 0; d->baseInstance = 0; }
+const uint3 place [[thread_position_in_threadgroup]];
+constant const uint total [[threads_per_grid]];
+template <typename T> struct tensor { constant uint &n; device T *data; tensor(constant uint &m, device T *d) : n(m), data(d) {} device T &at(uint i) { return data[i < n ? i : 0]; } };
+template <typename T> struct k8_args { tensor<T> out; tensor<const half> in; threadgroup T *t; device atomic_uint *count; };
+template <typename T> kernel void k8(k8_args<T> a, uint i [[thread_position_in_grid]]) { a.t[place.x] = T(a.in.at(i)); threadgroup_barrier(mem_flags::mem_threadgroup); a.out.at(i) = a.t[place.x] + T(total); atomic_fetch_add_explicit(a.count, 1, memory_order_relaxed); }
+template [[host_name("k8_float")]] kernel void k8<float>(k8_args<float>, uint);
+template [[host_name("k8_half2")]] kernel void k8<half2>(k8_args<half2>, uint);

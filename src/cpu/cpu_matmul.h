@@ -9,7 +9,22 @@
 
 #include <string.h>
 
+/* Sanitizers take minutes for functions with many loads: there the numbers of rows of activations that have unrolled
+ * functions of their own share one that has loops, and inlining is the compiler's affair. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define CPU_FEW_FUNCTIONS 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer) ||          \
+    __has_feature(undefined_behavior_sanitizer)
+#define CPU_FEW_FUNCTIONS 1
+#endif
+#endif
+
+#if defined(CPU_FEW_FUNCTIONS)
+#define CPU_INLINE static __attribute__((unused))
+#else
 #define CPU_INLINE static inline __attribute__((always_inline, unused))
+#endif
 
 enum {
     CPU_TILE_ROWS = 32, /* at most */

@@ -221,15 +221,24 @@ CPU_INLINE void dot_row(sl_format_id f, const sl_matrix *w, int64_t row, const c
 /* n is 1 or ACTS. */
 typedef void matvec_fn(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, int n, float *y, int64_t ldy);
 
+#if defined(CPU_FEW_FUNCTIONS)
+#define DOT_ROWS(f, w, row0, row1, a, n, y, ldy)                                                                       \
+    for (int64_t r = row0; r < row1; r++) {                                                                            \
+        dot_row(f, w, r, a, n, y + r - row0, ldy);                                                                     \
+    }
+#else
+#define DOT_ROWS(f, w, row0, row1, a, n, y, ldy)                                                                       \
+    for (int64_t r = row0; n == 1 && r < row1; r++) {                                                                  \
+        dot_row(f, w, r, a, 1, y + r - row0, ldy);                                                                     \
+    }                                                                                                                  \
+    for (int64_t r = row0; n == ACTS && r < row1; r++) {                                                               \
+        dot_row(f, w, r, a, ACTS, y + r - row0, ldy);                                                                  \
+    }
+#endif
 #define MATVEC(name, f)                                                                                                \
     static void matvec_##name(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, int n, float *y,       \
                               int64_t ldy) {                                                                           \
-        for (int64_t r = row0; n == 1 && r < row1; r++) {                                                              \
-            dot_row(f, w, r, a, 1, y + r - row0, ldy);                                                                 \
-        }                                                                                                              \
-        for (int64_t r = row0; n == ACTS && r < row1; r++) {                                                           \
-            dot_row(f, w, r, a, ACTS, y + r - row0, ldy);                                                              \
-        }                                                                                                              \
+        DOT_ROWS(f, w, row0, row1, a, n, y, ldy)                                                                       \
     }
 MATVEC(q4_0, SL_Q4_0)
 MATVEC(q4_1, SL_Q4_1)

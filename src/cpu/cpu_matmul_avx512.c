@@ -318,9 +318,31 @@ typedef void matvec_fn(const sl_matrix *w, int64_t row0, int64_t row1, const cpu
                                     int64_t ldy, void *scratch) {                                                      \
         matvec_format(f, A, w, row0, row1, a, y, ldy, scratch);                                                        \
     }
-#define MATVECS(name, f) MATVEC(name, f, 1) MATVEC(name, f, 2) MATVEC(name, f, 4)
+#define MATVECS_ALL(name, f) MATVEC(name, f, 1) MATVEC(name, f, 2) MATVEC(name, f, 4)
 #define NAMES(name)                                                                                                    \
-    { matvec_##name##_1, matvec_##name##_2, matvec_##name##_2, matvec_##name##_4 }
+    { matvec_##name##_1, matvec_##name##_2, NULL, matvec_##name##_4 }
+/* Unpacking costs more than multiplying: less to compile. */
+#define MATVECS_SOME(name, f) MATVEC(name, f, 1) MATVEC(name, f, 4)
+#if defined(CPU_FEW_FUNCTIONS)
+#define MATVECS(name, f)                                                                                               \
+    static __attribute__((noinline)) void matvec_##name(int A, const sl_matrix *w, int64_t row0, int64_t row1,         \
+                                                        const cpu_act *a, float *y, int64_t ldy, void *scratch) {      \
+        matvec_format(f, A, w, row0, row1, a, y, ldy, scratch);                                                        \
+    }                                                                                                                  \
+    MATVEC_OF(name, 1) MATVEC_OF(name, 2) MATVEC_OF(name, 4)
+#define MATVEC_OF(name, A)                                                                                             \
+    static inline void matvec_##name##_##A(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_act *a, float *y, \
+                                           int64_t ldy, void *scratch) {                                               \
+        matvec_##name(A, w, row0, row1, a, y, ldy, scratch);                                                           \
+    }
+#define MATVECS_FEW MATVECS
+#define NAMES_FEW   NAMES
+#else
+#define MATVECS     MATVECS_ALL
+#define MATVECS_FEW MATVECS_SOME
+#define NAMES_FEW(name)                                                                                                \
+    { matvec_##name##_1, NULL, NULL, matvec_##name##_4 }
+#endif
 
 MATVECS(q4_0, SL_Q4_0)
 MATVECS(q4_1, SL_Q4_1)
@@ -342,30 +364,30 @@ MATVECS(iq4_nl, SL_IQ4_NL)
 MATVECS(iq4_xs, SL_IQ4_XS)
 MATVECS(mxfp4, SL_MXFP4)
 MATVECS(mxfp4_split, SL_MXFP4_SPLIT)
-MATVECS(tq2_0, SL_TQ2_0)
-MATVECS(iq2_xxs, SL_IQ2_XXS)
-MATVECS(iq2_xs, SL_IQ2_XS)
-MATVECS(iq2_s, SL_IQ2_S)
-MATVECS(iq3_xxs, SL_IQ3_XXS)
-MATVECS(iq3_s, SL_IQ3_S)
-MATVECS(iq1_s, SL_IQ1_S)
-MATVECS(iq1_m, SL_IQ1_M)
+MATVECS_FEW(tq2_0, SL_TQ2_0)
+MATVECS_FEW(iq2_xxs, SL_IQ2_XXS)
+MATVECS_FEW(iq2_xs, SL_IQ2_XS)
+MATVECS_FEW(iq2_s, SL_IQ2_S)
+MATVECS_FEW(iq3_xxs, SL_IQ3_XXS)
+MATVECS_FEW(iq3_s, SL_IQ3_S)
+MATVECS_FEW(iq1_s, SL_IQ1_S)
+MATVECS_FEW(iq1_m, SL_IQ1_M)
 
 static matvec_fn *const matvecs[SL_FORMAT_COUNT][MATVEC_ACTS] = {
-    [SL_Q4_0] = NAMES(q4_0),       [SL_Q4_1] = NAMES(q4_1),
-    [SL_Q5_0] = NAMES(q5_0),       [SL_Q5_1] = NAMES(q5_1),
-    [SL_Q8_0] = NAMES(q8_0),       [SL_Q4_K] = NAMES(q4_k),
-    [SL_Q5_K] = NAMES(q5_k),       [SL_Q6_K] = NAMES(q6_k),
-    [SL_AFFINE4] = NAMES(affine4), [SL_AFFINE8] = NAMES(affine8),
-    [SL_AFFINE2] = NAMES(affine2), [SL_AFFINE3] = NAMES(affine3),
-    [SL_AFFINE5] = NAMES(affine5), [SL_AFFINE6] = NAMES(affine6),
-    [SL_Q2_K] = NAMES(q2_k),       [SL_Q3_K] = NAMES(q3_k),
-    [SL_IQ4_NL] = NAMES(iq4_nl),   [SL_IQ4_XS] = NAMES(iq4_xs),
-    [SL_MXFP4] = NAMES(mxfp4),     [SL_MXFP4_SPLIT] = NAMES(mxfp4_split),
-    [SL_TQ2_0] = NAMES(tq2_0),     [SL_IQ2_XXS] = NAMES(iq2_xxs),
-    [SL_IQ2_XS] = NAMES(iq2_xs),   [SL_IQ2_S] = NAMES(iq2_s),
-    [SL_IQ3_XXS] = NAMES(iq3_xxs), [SL_IQ3_S] = NAMES(iq3_s),
-    [SL_IQ1_S] = NAMES(iq1_s),     [SL_IQ1_M] = NAMES(iq1_m),
+    [SL_Q4_0] = NAMES(q4_0),           [SL_Q4_1] = NAMES(q4_1),
+    [SL_Q5_0] = NAMES(q5_0),           [SL_Q5_1] = NAMES(q5_1),
+    [SL_Q8_0] = NAMES(q8_0),           [SL_Q4_K] = NAMES(q4_k),
+    [SL_Q5_K] = NAMES(q5_k),           [SL_Q6_K] = NAMES(q6_k),
+    [SL_AFFINE4] = NAMES(affine4),     [SL_AFFINE8] = NAMES(affine8),
+    [SL_AFFINE2] = NAMES(affine2),     [SL_AFFINE3] = NAMES(affine3),
+    [SL_AFFINE5] = NAMES(affine5),     [SL_AFFINE6] = NAMES(affine6),
+    [SL_Q2_K] = NAMES(q2_k),           [SL_Q3_K] = NAMES(q3_k),
+    [SL_IQ4_NL] = NAMES(iq4_nl),       [SL_IQ4_XS] = NAMES(iq4_xs),
+    [SL_MXFP4] = NAMES(mxfp4),         [SL_MXFP4_SPLIT] = NAMES(mxfp4_split),
+    [SL_TQ2_0] = NAMES_FEW(tq2_0),     [SL_IQ2_XXS] = NAMES_FEW(iq2_xxs),
+    [SL_IQ2_XS] = NAMES_FEW(iq2_xs),   [SL_IQ2_S] = NAMES_FEW(iq2_s),
+    [SL_IQ3_XXS] = NAMES_FEW(iq3_xxs), [SL_IQ3_S] = NAMES_FEW(iq3_s),
+    [SL_IQ1_S] = NAMES_FEW(iq1_s),     [SL_IQ1_M] = NAMES_FEW(iq1_m),
 };
 
 static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,
@@ -376,14 +398,16 @@ static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_row
 
 static int64_t matvec_many(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,
                            int64_t ldy, void *scratch) {
-    static const int64_t done[MATVEC_ACTS] = {1, 2, 2, 4};
     int64_t n = sl_min_i64(in->n - i, MATVEC_ACTS);
     cpu_act a[MATVEC_ACTS];
-    for (int64_t k = 0; k < done[n - 1]; k++) {
+    while (!matvecs[w->format][n - 1]) {
+        n--;
+    }
+    for (int64_t k = 0; k < n; k++) {
         a[k] = cpu_rows_act(in, i + k);
     }
     matvecs[w->format][n - 1](w, row0, row1, a, y, ldy, scratch);
-    return done[n - 1];
+    return n;
 }
 
 static void silu_mul(float *h, const float *gate, const float *up, int64_t n) {

@@ -332,7 +332,7 @@ void cpu_tile_pack_avx512(const sl_matrix *w, int64_t row0, int64_t rows, void *
     packers[w->format](w, row0, rows, tile, scratch);
 }
 
-#define MUL_4(name, f) MUL(name, f, 1) MUL(name, f, 2) MUL(name, f, 3) MUL(name, f, 4)
+#define MUL_4(name, f) MUL_BODY(name, f) MUL(name, f, 1) MUL(name, f, 2) MUL(name, f, 3) MUL(name, f, 4)
 #define MUL_6(name, f) MUL_4(name, f) MUL(name, f, 5) MUL(name, f, 6)
 #define NAMES_4(name)  mul_##name##_1, mul_##name##_2, mul_##name##_3, mul_##name##_4
 #define NAMES_6(name)  NAMES_4(name), mul_##name##_5, mul_##name##_6

@@ -84,9 +84,20 @@ CPU_INLINE void mul_acts(sl_format_id f, int A, const void *tile, const cpu_rows
  * than linear time. */
 typedef void tile_mul_fn(const void *tile, const cpu_rows *in, int64_t i, float *out, cpu_ahead *ahead);
 
+#if defined(CPU_FEW_FUNCTIONS)
+#define MUL_BODY(name, f)                                                                                              \
+    static __attribute__((noinline)) void mul_##name(int A, const void *tile, const cpu_rows *in, int64_t i,           \
+                                                     float *out, cpu_ahead *ahead) {                                   \
+        mul_acts(f, A, tile, in, i, out, ahead);                                                                       \
+    }
+#define MUL_ACTS(name, f, A, tile, in, i, out, ahead) mul_##name(A, tile, in, i, out, ahead)
+#else
+#define MUL_BODY(name, f)
+#define MUL_ACTS(name, f, A, tile, in, i, out, ahead) mul_acts(f, A, tile, in, i, out, ahead)
+#endif
 #define MUL(name, f, A)                                                                                                \
     static void mul_##name##_##A(const void *tile, const cpu_rows *in, int64_t i, float *out, cpu_ahead *ahead) {      \
-        mul_acts(f, A, tile, in, i, out, ahead);                                                                       \
+        MUL_ACTS(name, f, A, tile, in, i, out, ahead);                                                                 \
     }
 
 #define PACK(name, f)                                                                                                  \

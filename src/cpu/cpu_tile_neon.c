@@ -214,7 +214,7 @@ void cpu_tile_pack_neon(const sl_matrix *w, int64_t row0, int64_t rows, void *ti
     packers[w->format](w, row0, rows, tile, scratch);
 }
 
-#define MULS(name, f) MUL(name, f, 1) MUL(name, f, 2) MUL(name, f, 3) MUL(name, f, 4)
+#define MULS(name, f) MUL_BODY(name, f) MUL(name, f, 1) MUL(name, f, 2) MUL(name, f, 3) MUL(name, f, 4)
 #define NAMES(name)                                                                                                    \
     { mul_##name##_1, mul_##name##_2, mul_##name##_3, mul_##name##_4 }
 

@@ -84,6 +84,7 @@ typedef struct sl_engine_info {
     uint64_t kv_tokens;             /* whose KV the budget can hold at most, experts having given way */
     uint64_t least_kv_tokens;       /* the same under the least budget */
     uint64_t state_bytes_per_sequence; /* recurrent state, whatever its length; 0: the model has none */
+    int32_t linear_layers;             /* layers of linear attention among `layers` */
 } sl_engine_info;
 
 /* Fills *info (info->size set by the caller). */

@@ -2,32 +2,34 @@
 #include "cli.h"
 
 json_t *cli_info_json(const sl_engine_info *i) {
-    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s," /* path..approximation */
-                     " s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i,"
-                     " s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
-                     "path", i->path, "container", i->container, "architecture", i->architecture, "formats", i->formats,
-                     "numeric", i->numeric, "isa", i->isa, "reader", i->reader, "kv_type", i->kv_type, "approximation",
-                     i->approximation, //
-                     "layers", i->layers, "moe_layers", i->moe_layers, "hidden_size", i->hidden, "heads", i->heads,
-                     "kv_heads", i->kv_heads, "head_dim", i->head_dim, "vocab", i->vocab, "experts", i->experts,
-                     "experts_per_token", i->experts_per_token, "context", i->context, "model_context",
-                     i->model_context, "threads", i->threads, "chunk", i->chunk, //
-                     "file_bytes", (json_int_t)i->file_bytes, "resident_bytes", (json_int_t)i->resident_bytes,
-                     "expert_bytes", (json_int_t)i->expert_bytes, "bytes_per_expert", (json_int_t)i->bytes_per_expert,
-                     "bytes_per_token", (json_int_t)i->bytes_per_token, "scratch_bytes", (json_int_t)i->scratch_bytes,
-                     "kv_bytes_per_token", (json_int_t)i->kv_bytes_per_token, "least_memory",
-                     (json_int_t)i->least_memory, "suggested_memory", (json_int_t)i->suggested_memory, "full_memory",
-                     (json_int_t)i->full_memory, "memory", (json_int_t)i->memory, "slots", (json_int_t)i->slots,
-                     "dense_bytes_per_token", (json_int_t)i->dense_bytes_per_token, "kv_tokens",
-                     (json_int_t)i->kv_tokens, "least_kv_tokens", (json_int_t)i->least_kv_tokens,
-                     "state_bytes_per_sequence", (json_int_t)i->state_bytes_per_sequence);
+    return json_pack(
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s," /* path..approximation */
+        " s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i,"
+        " s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i}",
+        "path", i->path, "container", i->container, "architecture", i->architecture, "formats", i->formats, "numeric",
+        i->numeric, "isa", i->isa, "reader", i->reader, "kv_type", i->kv_type, "approximation",
+        i->approximation, //
+        "layers", i->layers, "moe_layers", i->moe_layers, "hidden_size", i->hidden, "heads", i->heads, "kv_heads",
+        i->kv_heads, "head_dim", i->head_dim, "vocab", i->vocab, "experts", i->experts, "experts_per_token",
+        i->experts_per_token, "context", i->context, "model_context", i->model_context, "threads", i->threads, "chunk",
+        i->chunk, //
+        "file_bytes", (json_int_t)i->file_bytes, "resident_bytes", (json_int_t)i->resident_bytes, "expert_bytes",
+        (json_int_t)i->expert_bytes, "bytes_per_expert", (json_int_t)i->bytes_per_expert, "bytes_per_token",
+        (json_int_t)i->bytes_per_token, "scratch_bytes", (json_int_t)i->scratch_bytes, "kv_bytes_per_token",
+        (json_int_t)i->kv_bytes_per_token, "least_memory", (json_int_t)i->least_memory, "suggested_memory",
+        (json_int_t)i->suggested_memory, "full_memory", (json_int_t)i->full_memory, "memory", (json_int_t)i->memory,
+        "slots", (json_int_t)i->slots, "dense_bytes_per_token", (json_int_t)i->dense_bytes_per_token, "kv_tokens",
+        (json_int_t)i->kv_tokens, "least_kv_tokens", (json_int_t)i->least_kv_tokens, "state_bytes_per_sequence",
+        (json_int_t)i->state_bytes_per_sequence, "linear_layers", i->linear_layers);
 }
 
 static void print_model(const sl_engine_info *i) {
-    char file[16], resident[16], experts[16], one[16], token[16];
+    char file[16], resident[16], experts[16], one[16], token[16], linear[48] = "";
     printf("model       %s\n", i->path);
     printf("            %s, %s; weights %s\n", i->architecture, i->container, i->formats);
-    printf("shape       %d layers, hidden %d, %d heads (%d kv) of %d, vocabulary %d, context %d\n", i->layers,
+    if (i->linear_layers > 0)
+        snprintf(linear, sizeof linear, " (%d of linear attention)", i->linear_layers);
+    printf("shape       %d layers%s, hidden %d, %d heads (%d kv) of %d, vocabulary %d, context %d\n", i->layers, linear,
            i->hidden, i->heads, i->kv_heads, i->head_dim, i->vocab, i->model_context);
     if (i->experts > 0)
         printf("experts     %d per layer in %d layers, %d per token; %s each, %s per token\n", i->experts,

@@ -25,6 +25,7 @@ static void fill_model(const sl_engine *e, sl_engine_info *i) {
              sl_ckpt_get_kind(e->ckpt) == SL_CKPT_GGUF ? "gguf" : "safetensors");
     snprintf(i->architecture, sizeof i->architecture, "%s", c->arch);
     i->layers = c->layers;
+    i->linear_layers = c->delta_layers;
     i->moe_layers = c->moe_layers;
     i->hidden = c->hidden;
     i->heads = c->heads;

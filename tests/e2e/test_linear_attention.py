@@ -83,6 +83,7 @@ def test_what_is_not_the_text_model_is_not_held(run):
     assert whole["file_bytes"] > plain["file_bytes"]
     next_plain, next_mtp = info(run, "qwen3_next"), info(run, "qwen3_next-mtp")
     assert next_mtp["resident_bytes"] == next_plain["resident_bytes"]
+    assert whole["linear_layers"] == 2 and " 3 layers (2 of linear attention)," in run("info", GOLDEN / "qwen3_5_moe").stdout
     gguf = info(run, "qwen3_5_moe-gguf")
     assert gguf["layers"] == 3 and gguf["expert_bytes"] == plain["expert_bytes"]
 

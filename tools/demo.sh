@@ -25,7 +25,7 @@ budget=$(((size - 1) / 1048576))M
 # shellcheck disable=SC2086
 {
     say info "$model" $options
-    say run "$model" --memory "$budget" $options -n 160 --temp 0.7 --min-p 0.1 --repeat-penalty 1.15 --seed 1 --timing \
+    say run "$model" --memory "$budget" $options -n 160 --temp 0.7 --min-p 0.1 --repeat-penalty 1.2 --seed 1 --timing \
         "Tell me a story about a fox who finds a lantern."
     say run "$model" --memory "$budget" $options "Turn this order into JSON: 3 red pens, 12 yellow lemons"
 }

@@ -29,7 +29,7 @@ def vectors(repo):
 
 @pytest.fixture
 def same(run, tmp_path):
-    """same(model, plain): exact mode agrees to the bit, q8 closely."""
+    """same(model, plain): exact mode agrees to the bit, also of the model's pack; q8 closely."""
 
     def check(model, plain, kl=0.02):
         (tmp_path / "text").write_text(TEXT)
@@ -37,6 +37,9 @@ def same(run, tmp_path):
         run("eval", plain, tmp_path / "text", "--numeric", "exact", "--record", reference)
         run("eval", model, tmp_path / "text", "--numeric", "exact", "--record", tmp_path / "recorded")
         assert (tmp_path / "recorded").read_bytes() == reference.read_bytes()
+        run("pack", model, tmp_path / "pack")
+        run("eval", tmp_path / "pack", tmp_path / "text", "--numeric", "exact", "--record", tmp_path / "packed")
+        assert (tmp_path / "packed").read_bytes() == reference.read_bytes()
         q8 = json.loads(run("eval", model, "--reference", reference, "--json").stdout)
         assert 0 < q8["kl_mean"] < kl, q8
 

@@ -221,8 +221,9 @@ SL_API const int32_t *sl_seq_tokens(const sl_seq *s);
 SL_API sl_seq *sl_seq_fork(const sl_seq *s,
                            sl_error *err); /* shares full pages, and recurrent state until it differs */
 /* Where the model has recurrent layers (state_bytes_per_sequence), a sequence cannot go back in its state: what is left
- * of a truncated one is evaluated again when it is continued, as after a failure within a step. A fork, or a snapshot,
- * made at the place to come back to costs nothing of that. */
+ * of a truncated one is evaluated again when it is continued, as after a failure within a step: from where its last
+ * request began, if it was not cut before that, else from its first token. A fork or a snapshot made at the place to
+ * come back to costs nothing of that. */
 SL_API bool sl_seq_truncate(sl_seq *s, int length, sl_error *err);
 /* Snapshot as bytes (allocated; tokens, KV, recurrent state, a fingerprint of the model) and back into a new sequence;
  * another model's or a damaged snapshot is an error. */

@@ -27,6 +27,8 @@ struct sl_seq {
     int32_t page_count;
     int32_t *state;    /* blocks of recurrent state, one per delta layer; NULL: none taken yet */
     int32_t state_at;  /* the state holds exactly the first state_at tokens: see state.h */
+    int32_t *mark;     /* the state's blocks when the last request began; NULL: not kept */
+    int32_t mark_at;   /* which held so many tokens of the history */
     const void *user;  /* L: the request, job or call that works on it; all others are refused */
     int32_t run_index; /* of the job that uses it */
     int32_t run_rows;

@@ -62,14 +62,70 @@ static void own_blocks(sl_seq *s, int32_t *fresh) {
     memcpy(s->state, fresh, (size_t)l->layers * sizeof *fresh);
 }
 
+static bool is_own(const sl_seq *s) {
+    return s->state && !engine_kv_shared(s->e->state, s->state[0]);
+}
+
+/* ---- the mark ---------------------------------------------------------------------------------------------------- */
+
+static void drop_mark(sl_seq *s) {
+    if (s->mark)
+        engine_kv_unref(s->e->state, s->mark, s->e->state_layout.layers);
+    free(s->mark);
+    s->mark = NULL;
+    s->mark_at = 0;
+}
+
+void engine_state_mark(sl_seq *s) {
+    size_t n = (size_t)s->e->state_layout.layers;
+    if (!s->e->state || !s->state || s->state_at == 0 || (s->mark && s->mark_at == s->state_at))
+        return;
+    drop_mark(s);
+    s->mark = malloc(n * sizeof *s->mark);
+    if (!s->mark)
+        return; /* then there is none */
+    memcpy(s->mark, s->state, n * sizeof *s->mark);
+    engine_kv_ref(s->e->state, s->mark, (int32_t)n);
+    s->mark_at = s->state_at;
+}
+
+void engine_state_lose(sl_seq *s) {
+    int32_t layers = s->e->state_layout.layers;
+    s->state_at = 0;
+    if (!s->mark)
+        return;
+    engine_kv_unref(s->e->state, s->state, layers);
+    memcpy(s->state, s->mark, (size_t)layers * sizeof *s->state);
+    engine_kv_ref(s->e->state, s->state, layers);
+    s->state_at = s->mark_at;
+}
+
+/* ---- use --------------------------------------------------------------------------------------------------------- */
+
+/* The mark is given up where there is no room for both. */
+static bool obtain(sl_seq *s, int32_t *fresh, int32_t layers, sl_error *err) {
+    sl_error e = {0};
+    if (engine_kv_obtain(s->e->state, fresh, layers, &e))
+        return true;
+    if (err)
+        *err = e;
+    if (e.code == SL_ERR_BUDGET)
+        drop_mark(s);
+    return false;
+}
+
 bool engine_state_prepare(sl_seq *s, sl_error *err) {
     engine_kv *pool = s->e->state;
-    if (!pool || (s->state && !engine_kv_shared(pool, s->state[0])))
+    if (!pool || is_own(s))
         return true;
     int32_t layers = s->e->state_layout.layers, *fresh = calloc((size_t)layers, sizeof *fresh);
     if (!fresh)
         return sl_fail(err, SL_ERR_MEMORY, "out of memory for a table of %d blocks of state", layers);
-    bool ok = engine_kv_obtain(pool, fresh, layers, err);
+    bool ok = obtain(s, fresh, layers, err);
+    if (!ok && is_own(s)) { /* now that the mark is gone */
+        free(fresh);
+        return true;
+    }
     if (ok && !s->state) {
         s->state = fresh;
         s->state_at = 0;
@@ -84,8 +140,10 @@ bool engine_state_prepare(sl_seq *s, sl_error *err) {
 int32_t engine_state_next(sl_seq *s, int32_t target) {
     if (!s->e->state)
         return target;
+    if (s->mark && s->mark_at > target)
+        drop_mark(s);
     if (s->state_at > target)
-        s->state_at = 0;
+        engine_state_lose(s);
     return s->state_at;
 }
 
@@ -103,6 +161,7 @@ bool engine_state_share(sl_seq *to, const sl_seq *from, sl_error *err) {
 }
 
 void engine_state_free(sl_seq *s) {
+    drop_mark(s);
     if (s->state)
         engine_kv_unref(s->e->state, s->state, s->e->state_layout.layers);
     free(s->state);

@@ -113,12 +113,21 @@ static void no_room(sl_engine *e, engine_run *run, const sl_error *err) {
         engine_run_fail(e, run, err);
 }
 
+/* The rows of a prompt of a sequence that is kept begin with a step of their own, so that the state before them can be
+ * marked. Returns how many rows may be added at most. */
+static int32_t mark_before(engine_run *run, int32_t again, int32_t most) {
+    bool first = run->request && !run->request->own_seq && run->request->completion == 0 && run->done == 0;
+    if (first && again == 0)
+        engine_state_mark(run->seq);
+    return first && again > 0 && again < most ? again : most;
+}
+
 /* Adds up to `most` rows of a run: fewer where no place is left for logits. Returns how many. */
 static int32_t add_run(sl_engine *e, engine_run *run, int32_t most) {
     engine_step *st = &e->sched.step;
     sl_error err = {0};
     int32_t again = past(run), from = run->base + run->done - again;
-    int32_t n = remaining(run) < most ? remaining(run) : most;
+    int32_t n = mark_before(run, again, remaining(run) < most ? remaining(run) : most);
     if (n < 1)
         return 0;
     if (!engine_seq_prepare(run->seq, from, from + n, &err)) {
@@ -301,7 +310,10 @@ static void settle_states(const engine_step *st, bool ok) {
     for (int32_t i = 0; i < st->run_count; i++) {
         const engine_run *run = st->runs[i];
         bool whole = ok && !any_row_failed(st, run);
-        run->seq->state_at = whole ? st->position[run->first_row] + run->rows : 0;
+        if (whole)
+            run->seq->state_at = st->position[run->first_row] + run->rows;
+        else
+            engine_state_lose(run->seq);
     }
 }
 

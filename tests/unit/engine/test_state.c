@@ -330,9 +330,10 @@ static void test_cancelled_prompt(void **state) {
     f->hold = false;
     assert_int_equal(a.n, 100);
     append(&a, 1);
-    assert_int_equal(f->rows, 100 + 101);
+    assert_int_equal(f->rows, 100 + 1); /* from where the request began */
+    truncate_to(&a, 90);
     append(&a, 1);
-    assert_int_equal(f->rows, 100 + 102);
+    assert_int_equal(f->rows, 100 + 1 + 91);
     sl_seq_free(a.s);
     fake_close(f);
 }
@@ -341,11 +342,15 @@ static void test_cancelled_prompt(void **state) {
 static void test_cancelled_answer_keeps_its_state(void **state) {
     fake *f = open_fake(0);
     history a = begin(f);
-    sl_request *r = start(f, &a, 60, 200);
     sl_event e;
-    assert_true(sl_request_next(r, &e, -1));
+    f->row_error_token = f->nan_token = -1;
     f->hold = true;
-    fake_await(&f->holding);
+    f->hold_above = 60;
+    sl_request *r = start(f, &a, 60, 200);
+    assert_true(sl_request_next(r, &e, -1));
+    f->hold_above = 0;
+    while (!f->holding) /* a token of it; its reader keeps up */
+        sl_request_next(r, &e, 0);
     sl_request_cancel(r);
     usleep(20000); /* the step looks at it meanwhile */
     f->hold = false;
@@ -361,11 +366,12 @@ static void test_cancelled_answer_keeps_its_state(void **state) {
 
 static void test_cancelled_prompt_costs_the_others_nothing(void **state) {
     fake *f = open_fake(0);
+    f->row_error_token = f->nan_token = -1;
     history a = begin(f), b = begin(f);
-    sl_request *answer = start(f, &a, 1, 40);
     sl_event e;
     f->hold = true;
-    fake_await(&f->holding); /* a token of the answer */
+    sl_request *answer = start(f, &a, 1, 40);
+    fake_await(&f->holding); /* a token of it */
     sl_request *prompt = start(f, &b, 120, 5);
     int steps = f->steps;
     f->hold_above = 1;
@@ -385,6 +391,66 @@ static void test_cancelled_prompt_costs_the_others_nothing(void **state) {
     append(&b, 1);
     sl_seq_free(a.s);
     sl_seq_free(b.s);
+    fake_close(f);
+}
+
+/* ---- turns ------------------------------------------------------------------------------------------------------- */
+
+static void turn(fake *f, history *h, int prompt, int most) {
+    assert_int_equal(finish(h, start(f, h, prompt, most)).last.finish, SL_FINISH_LENGTH);
+}
+
+/* Rows that a call evaluates. */
+#define ROWS_OF(f, call)                                                                                               \
+    do {                                                                                                               \
+        int before = (f)->rows;                                                                                        \
+        call;                                                                                                          \
+        rows = (f)->rows - before;                                                                                     \
+    } while (0)
+
+/* What was said last is told again in other words: the turns before it are not evaluated again. */
+static void test_turns_go_on_from_the_last_one(void **state) {
+    fake *f = open_fake(0);
+    f->row_error_token = f->nan_token = -1;
+    history a = begin(f);
+    int rows;
+    turn(f, &a, 100, 20);
+    ROWS_OF(f, turn(f, &a, 30, 10));
+    assert_int_equal(rows, 30 + 9);
+    int second = 100 + 19;
+    truncate_to(&a, second + 25); /* within the second prompt */
+    ROWS_OF(f, turn(f, &a, 7, 4));
+    assert_int_equal(rows, 25 + 7 + 3);
+    truncate_to(&a, second + 26);
+    ROWS_OF(f, append(&a, 1));
+    assert_int_equal(rows, 1 + 1);
+    truncate_to(&a, second + 20); /* before the last mark */
+    ROWS_OF(f, append(&a, 1));
+    assert_int_equal(rows, second + 20 + 1);
+    f->nan_token = BAD_STEP;
+    append_failing(&a, 5, BAD_STEP);
+    f->nan_token = -1;
+    append(&a, 2);
+    turn(f, &a, 3, 3);
+    sl_seq_free(a.s);
+    fake_close(f);
+}
+
+/* Without room for a mark there is none, and nobody notices. */
+static void test_turns_without_room_for_a_mark(void **state) {
+    fake *f = open_fake(3); /* 1 for KV, 2 for the state of a sequence */
+    f->row_error_token = f->nan_token = -1;
+    history a = begin(f);
+    int rows;
+    turn(f, &a, 50, 5);
+    ROWS_OF(f, turn(f, &a, 30, 5));
+    assert_int_equal(rows, 30 + 4);
+    truncate_to(&a, 70);
+    ROWS_OF(f, turn(f, &a, 3, 5));
+    assert_int_equal(rows, 70 + 3 + 4);
+    append(&a, 1);
+    assert_int_equal(engine_kv_stats_get(f->e.state).blocks_used, LAYERS);
+    sl_seq_free(a.s);
     fake_close(f);
 }
 
@@ -462,7 +528,7 @@ static void test_random_lives(void **state) {
         h[i] = begin(f);
     for (int step = 0; step < 1500; step++) {
         history *x = &h[rand() % MOST], *y = &h[rand() % MOST];
-        int what = rand() % 10;
+        int what = rand() % 12;
         if (x->n > 300)
             truncate_to(x, rand() % 20);
         if (what < 5)
@@ -473,7 +539,12 @@ static void test_random_lives(void **state) {
             truncate_to(x, rand() % (x->n + 1));
         else if (what == 7)
             save_and_restore(x);
-        else if (what == 8 && x != y) {
+        else if (what >= 10) {
+            sl_request *r = start(f, x, 1 + rand() % 60, 1 + rand() % 6);
+            if (rand() % 3 == 0)
+                sl_request_cancel(r);
+            finish(x, r);
+        } else if (what == 8 && x != y) {
             sl_seq_free(y->s);
             *y = fork_of(x);
         } else {
@@ -500,6 +571,8 @@ int main(void) {
         cmocka_unit_test(test_cancelled_prompt),
         cmocka_unit_test(test_cancelled_answer_keeps_its_state),
         cmocka_unit_test(test_cancelled_prompt_costs_the_others_nothing),
+        cmocka_unit_test(test_turns_go_on_from_the_last_one),
+        cmocka_unit_test(test_turns_without_room_for_a_mark),
         cmocka_unit_test(test_memory_for_another_state_runs_out),
         cmocka_unit_test(test_snapshot_of_another_state_is_refused),
         cmocka_unit_test(test_random_lives),

@@ -22,6 +22,9 @@
 
 #if defined(CPU_FEW_FUNCTIONS)
 #define CPU_INLINE static __attribute__((unused))
+#if defined(__clang__)
+#pragma clang diagnostic ignored "-Wpass-failed" /* loops that are asked to be unrolled and now cannot */
+#endif
 #else
 #define CPU_INLINE static inline __attribute__((always_inline, unused))
 #endif

@@ -63,6 +63,9 @@
 #define SL_FC_GATE        13 /* attention: its result is multiplied by sigmoid(gate) */
 #define SL_FC_SINKS       14 /* attention: a score without a value beside those of the keys */
 #define SL_FC_IN_PLACE    15 /* delta_finish: z is dst */
+#define SL_FC_BY_LOGIT    16 /* router: experts are chosen by their logits; with NORMALIZE, softmax among the chosen */
+#define SL_FC_GROUPS      17 /* router: from the best groups only */
+#define SL_FC_CLAMP       18 /* experts: clamped SwiGLU instead of SiLU */
 
 /* ---- the step buffer --------------------------------------------------------------------------------------------- */
 
@@ -127,11 +130,13 @@ typedef struct sl_expert_args {
     uint32_t projection; /* expert_matvec, matmul_expert: 0 gate, 1 up, 2 down */
     uint32_t
         per_pair; /* 1: row of x is the pair; 0: the pair's row. Grouped: 1: place in the list; 0: the pair's row */
+    float limit, alpha; /* of the clamped SwiGLU */
 } sl_expert_args;
 SL_ARGS_AT(sl_expert_args, x_stride, 32);
 SL_ARGS_AT(sl_expert_args, experts, 48);
 SL_ARGS_AT(sl_expert_args, per_pair, 60);
-SL_ARGS_SIZE(sl_expert_args, 64);
+SL_ARGS_AT(sl_expert_args, limit, 64);
+SL_ARGS_SIZE(sl_expert_args, 72);
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
 
@@ -139,11 +144,12 @@ typedef struct sl_rows_args {
     uint64_t src_stride, dst_stride;
     uint32_t cols, padded; /* padded: columns of half rows, a multiple of SL_HALF_PAD */
     float eps;
-    uint32_t per_row; /* rows per row of the step: 1; top_k for rows that are pairs */
+    uint32_t per_row;   /* rows per row of the step: 1; top_k for rows that are pairs */
+    float limit, alpha; /* silu_mul: of the clamped SwiGLU */
 } sl_rows_args;
 SL_ARGS_AT(sl_rows_args, cols, 16);
 SL_ARGS_AT(sl_rows_args, per_row, 28);
-SL_ARGS_SIZE(sl_rows_args, 32);
+SL_ARGS_SIZE(sl_rows_args, 40);
 
 typedef struct sl_embed_args {
     sl_weights_args w;
@@ -197,10 +203,11 @@ typedef struct sl_router_args {
     uint32_t experts, top_k;
     float scale;    /* multiplies the weights */
     uint32_t tiles; /* group_pairs: room in the list of tiles */
+    uint32_t groups, top_groups; /* at most 64 equal groups of experts */
 } sl_router_args;
 SL_ARGS_AT(sl_router_args, experts, 8);
-SL_ARGS_AT(sl_router_args, tiles, 20);
-SL_ARGS_SIZE(sl_router_args, 24);
+SL_ARGS_AT(sl_router_args, groups, 24);
+SL_ARGS_SIZE(sl_router_args, 32);
 
 typedef struct sl_combine_args {
     uint64_t out_stride; /* of an expert's output row */

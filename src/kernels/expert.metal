@@ -1,6 +1,7 @@
 // expert: projections of routed experts for few rows (decode), weights through the expert table.
 //
-//   expert_gate_up_<format>_a<align>  h[pair] = silu(x[row of pair] G^T) * (x[row of pair] U^T)
+//   expert_gate_up_<format>_a<align>  h[pair] = silu(x[row of pair] G^T) * (x[row of pair] U^T), or the clamped SwiGLU;
+//                                     both products may have biases, as may the one below
 //   expert_matvec_<format>_a<align>   y[pair] = x W^T with one projection; x by pair (down) or by its row (gate or up
 //                                     alone, where their formats differ); with SL_FC_LEAVES it sets done[pair]
 //
@@ -12,10 +13,13 @@
 //
 // Bytes: the expert's part once per pair. Operations as in matvec.
 //
-// Slots: 1 table[experts][9], 2 chosen[rows][top_k], 3 x, 4 h or y, 5 done[pairs] (bytes), 6 step, 15..30 slabs.
+// Slots: 1 table[experts][9], 2 chosen[rows][top_k], 3 x, 4 h or y, 5 done[pairs] (bytes), 6 step, 7 bias of the gate
+// or of the one projection [experts][W.rows], 8 bias of up, 15..30 slabs.
 #include "dot.h"
 
 SL_SWITCH(fc_leaves, SL_FC_LEAVES)
+SL_SWITCH(fc_bias, SL_FC_BIAS)
+SL_SWITCH(fc_clamp, SL_FC_CLAMP)
 
 typedef device const uchar *slab_pointer;
 
@@ -39,6 +43,7 @@ template <typename F>
 expert_gate_up(constant sl_expert_args &a [[buffer(0)]], device const ulong *table [[buffer(1)]],
                device const int *chosen [[buffer(2)]], device const float *x [[buffer(3)]],
                device float *h [[buffer(4)]], device const int *step [[buffer(6)]],
+               device const float *bias [[buffer(7)]], device const float *up_bias [[buffer(8)]],
                SL_SLAB_PARAMS(device const uchar *), uint3 group [[threadgroup_position_in_grid]],
                uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
     uint pair = group.y, row = group.x * SL_MATVEC_ROWS + simd * DOT_ROWS;
@@ -52,9 +57,15 @@ expert_gate_up(constant sl_expert_args &a [[buffer(0)]], device const ulong *tab
     float acc[2 * DOT_ROWS];
     dot_rows<F, DOT_ROWS, 2, false>(acc, w, row, x + ulong(pair / a.top_k) * a.x_stride, lane);
     uint out = row + lane;
-    if (lane < DOT_ROWS && out < a.w.rows)
+    if (lane < DOT_ROWS && out < a.w.rows) {
+        float gate = pick_row<DOT_ROWS>(acc, lane), up = pick_row<DOT_ROWS>(acc + DOT_ROWS, lane);
+        if (fc_bias) {
+            gate += bias[ulong(uint(chosen[pair])) * a.w.rows + out];
+            up += up_bias[ulong(uint(chosen[pair])) * a.w.rows + out];
+        }
         h[ulong(pair) * a.y_stride + out] =
-            silu(pick_row<DOT_ROWS>(acc, lane)) * pick_row<DOT_ROWS>(acc + DOT_ROWS, lane);
+            fc_clamp ? clamped_swiglu(gate, up, a.limit, a.alpha) : silu(gate) * up;
+    }
 }
 
 template <typename F>
@@ -62,6 +73,7 @@ template <typename F>
 expert_matvec(constant sl_expert_args &a [[buffer(0)]], device const ulong *table [[buffer(1)]],
               device const int *chosen [[buffer(2)]], device const float *x [[buffer(3)]],
               device float *y [[buffer(4)]], device uchar *done [[buffer(5)]], device const int *step [[buffer(6)]],
+              device const float *bias [[buffer(7)]],
               SL_SLAB_PARAMS(device const uchar *), uint3 group [[threadgroup_position_in_grid]],
               uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
     uint pair = group.y, row = group.x * SL_MATVEC_ROWS + simd * DOT_ROWS;
@@ -74,8 +86,10 @@ expert_matvec(constant sl_expert_args &a [[buffer(0)]], device const ulong *tabl
     float acc[DOT_ROWS];
     dot_rows<F, DOT_ROWS, 1, false>(acc, &w, row, x + ulong(a.per_pair ? pair : pair / a.top_k) * a.x_stride, lane);
     uint out = row + lane;
-    if (lane < DOT_ROWS && out < a.w.rows)
-        y[ulong(pair) * a.y_stride + out] = pick_row<DOT_ROWS>(acc, lane);
+    if (lane < DOT_ROWS && out < a.w.rows) {
+        float v = pick_row<DOT_ROWS>(acc, lane);
+        y[ulong(pair) * a.y_stride + out] = fc_bias ? v + bias[ulong(uint(chosen[pair])) * a.w.rows + out] : v;
+    }
     if (fc_leaves && out == 0)
         done[pair] = 1;
 }

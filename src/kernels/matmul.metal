@@ -158,7 +158,8 @@ matmul_expert(constant sl_expert_args &a [[buffer(0)]], device const ulong *tabl
               device const sl_pair_tile *tiles [[buffer(2)]], device const int *pairs [[buffer(3)]],
               device const half *x [[buffer(4)]], device const float *unscale [[buffer(5)]],
               device float *y [[buffer(6)]], device uchar *done [[buffer(7)]], device const int *step [[buffer(8)]],
-              device const uint *tile_count [[buffer(9)]], SL_SLAB_PARAMS(device const uchar *),
+              device const uint *tile_count [[buffer(9)]], device const float *bias [[buffer(10)]],
+              SL_SLAB_PARAMS(device const uchar *),
               uint3 group [[threadgroup_position_in_grid]], uint thread_at [[thread_index_in_threadgroup]],
               uint simd [[simdgroup_index_in_threadgroup]]) {
     threadgroup tile_memory memory;
@@ -182,6 +183,8 @@ matmul_expert(constant sl_expert_args &a [[buffer(0)]], device const ulong *tabl
     for (uint i = thread_at >> 6; i < count; i += 2) {
         uint place = first + i, pair = uint(pairs[place]);
         float v = tile[i * OUT_STRIDE + r] * unscale[source_of(a, place, pair)];
+        if (fc_bias)
+            v = v + bias[ulong(uint(tiles[group.y].expert)) * a.w.rows + out];
         y[ulong(fc_leaves ? pair : place) * a.y_stride + out] = v;
         if (fc_leaves && out == 0)
             done[pair] = 1;

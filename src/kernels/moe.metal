@@ -3,7 +3,9 @@
 //
 //   router       the k best experts of a row's logits in ascending id, and their weights. Softmax over all experts, or
 //                sigmoid of each; ties go to the lower id; optionally weights are divided by their sum (added in
-//                descending order, as transformers does), then multiplied by args.scale. Marks the pairs as not done.
+//                descending order, as transformers does), then multiplied by args.scale. What experts are chosen by may
+//                be the logits themselves, may have a bias, and may leave out all but the best groups of experts (those
+//                with the highest sums of their two best). Marks the pairs as not done.
 //                A row with a NaN gets NaN weights. Grid (rows), threadgroup (32): one SIMD-group, k passes over the
 //                experts, a lane takes every 32nd. Threadgroup memory: 0: experts floats, 1: 2 * top_k words.
 //                Slots: 1 logits, 2 chosen, 3 weight, 4 done, 5 bias[experts] (for choosing), 6 step
@@ -20,6 +22,8 @@
 SL_SWITCH(fc_sigmoid, SL_FC_SIGMOID)
 SL_SWITCH(fc_normalize, SL_FC_NORMALIZE)
 SL_SWITCH(fc_select_bias, SL_FC_SELECT_BIAS)
+SL_SWITCH(fc_by_logit, SL_FC_BY_LOGIT)
+SL_SWITCH(fc_groups, SL_FC_GROUPS)
 SL_SWITCH(fc_shared, SL_FC_SHARED)
 SL_SWITCH(fc_shared_gate, SL_FC_SHARED_GATE)
 
@@ -44,9 +48,51 @@ inline float fill_keys(threadgroup float *key, device const float *logits, devic
     for (uint e = lane; e < experts; e += SL_SIMD) {
         float s = score_of(logits[e], largest);
         sum += s;
-        key[e] = fc_select_bias ? s + bias[e] : s;
+        key[e] = fc_by_logit ? logits[e] : s;
     }
-    return simd_sum(sum);
+    sum = simd_sum(sum);
+    for (uint e = lane; e < experts && fc_select_bias; e += SL_SIMD)
+        key[e] = (fc_sigmoid || fc_by_logit ? key[e] : key[e] / sum) + bias[e];
+    return sum;
+}
+
+// The sum of a group's two best keys.
+inline float group_score(threadgroup const float *key, uint size) {
+    float first = -FLT_MAX, second = -FLT_MAX;
+    for (uint e = 0; e < size; e++) {
+        float v = key[e];
+        second = v > first ? first : v > second ? v : second;
+        first = v > first ? v : first;
+    }
+    return first + second;
+}
+
+// The keys of all but the best groups become the lowest number. A lane has two groups, its own and the one 32 on.
+inline void leave_groups(threadgroup float *key, uint experts, uint groups, uint top, uint lane) {
+    uint size = experts / groups;
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    float score[2];
+    bool in[2];
+    for (uint i = 0; i < 2; i++) {
+        uint g = lane + i * SL_SIMD;
+        score[i] = g < groups ? group_score(key + g * size, size) : -FLT_MAX;
+        in[i] = false;
+    }
+    for (uint n = 0; n < top; n++) {
+        bool free0 = !in[0] && lane < groups, free1 = !in[1] && lane + SL_SIMD < groups;
+        float mine = free0 && !(free1 && score[1] > score[0]) ? score[0] : free1 ? score[1] : -FLT_MAX;
+        float best = simd_max(mine);
+        uint g = free0 && score[0] == best ? lane : free1 && score[1] == best ? lane + SL_SIMD : 0xffffffffu;
+        g = simd_min(g);
+        in[0] = in[0] || g == lane;
+        in[1] = in[1] || g == lane + SL_SIMD;
+    }
+    for (uint i = 0; i < 2; i++) {
+        uint g = lane + i * SL_SIMD;
+        for (uint e = g * size; e < (g + 1) * size && g < groups && !in[i]; e++)
+            key[e] = -FLT_MAX;
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
 // The expert with the largest key among those not taken, the lowest of equals; a NaN counts as less than any number.
@@ -83,6 +129,8 @@ router(constant sl_router_args &a [[buffer(0)]], device const float *logits [[bu
     device const float *mine = logits + ulong(group) * a.logits_stride;
     float largest = largest_logit(mine, a.experts, lane), sum = 0.0f;
     float total = fill_keys(key, mine, bias, a.experts, largest, lane); // a lane reads only the keys it wrote
+    if (fc_groups)
+        leave_groups(key, a.experts, a.groups, a.top_groups, lane);
     for (uint i = 0; i < k; i++) {
         uint id = best_expert(key, taken, i, a.experts, lane);
         float s = score_of(mine[id], largest);

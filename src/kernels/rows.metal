@@ -12,6 +12,8 @@
 //                 (rows * per_row); 10 bytes. Slots: 1 src, 2 dst, 3 unscale, 4 step
 #include "blocks_gguf.h"
 
+SL_SWITCH(fc_clamp, SL_FC_CLAMP)
+
 // ---- sums and maxima over a threadgroup ----------------------------------------------------------------------------
 
 // All threads call it and get the same; shared[32]. Lanes of unused SIMD-groups count as zero.
@@ -99,7 +101,7 @@ SL_FORMATS(X)
     device const float *from = src + ulong(group.y) * a.src_stride;
     device float *to = dst + ulong(group.y) * a.dst_stride;
     for (uint c = group.x * threads.x + thread_at.x; c < a.cols; c += groups.x * threads.x)
-        to[c] = silu(to[c]) * from[c];
+        to[c] = fc_clamp ? clamped_swiglu(to[c], from[c], a.limit, a.alpha) : silu(to[c]) * from[c];
 }
 
 // ---- norm ----------------------------------------------------------------------------------------------------------

@@ -51,6 +51,13 @@ inline float sigmoid(float x) {
     return 1.0f / (1.0f + exp(-x));
 }
 
+// gpt_oss: the gate clamped from above and the linear part on both sides, which is then one more.
+inline float clamped_swiglu(float gate, float up, float limit, float alpha) {
+    gate = gate > limit ? limit : gate;
+    up = up > limit ? limit : up < -limit ? -limit : up;
+    return gate * sigmoid(alpha * gate) * (up + 1.0f);
+}
+
 // ---- slabs --------------------------------------------------------------------------------------------------------
 
 // Memory of experts or KV, bound in pieces; P is `device const uchar *` or `device uchar *`.

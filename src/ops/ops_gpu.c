@@ -80,12 +80,6 @@ static bool add_moe(sl_ops_gpu *o, const sl_moe *m, sl_error *err) {
     if (m->experts > GPU_EXPERTS)
         return sl_fail(err, SL_ERR_UNSUPPORTED, "MoE layer %d: %d experts, at most %d expected", m->layer, m->experts,
                        GPU_EXPERTS);
-    if (m->kind != SL_ROUTER_SOFTMAX || m->router_bias.buffer || m->choice_bias.buffer || m->groups > 1 ||
-        (m->weight_scale != 0 && m->weight_scale != 1) || m->swiglu_limit > 0 || m->bias[0].buffer)
-        return sl_fail(err, SL_ERR_UNSUPPORTED, "MoE layer %d: %s on a GPU: not yet there", m->layer,
-                       m->swiglu_limit > 0 ? "a clamped SwiGLU"
-                       : m->bias[0].buffer ? "experts with biases"
-                                           : "a router other than a plain softmax");
     bool ok = add_weight(o, &m->router, err) && add_weight(o, &m->shared_gate, err);
     for (int i = 0; ok && i < SL_PROJ_COUNT; i++)
         ok = add_weight(o, &m->shared[i], err) && gpu_format_add(o, &m->proj[i], NULL, err);

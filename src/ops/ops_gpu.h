@@ -248,8 +248,9 @@ static inline bool gpu_same_layout(const sl_matrix *a, const sl_matrix *b) {
            a->cols == b->cols && a->row_in_block == b->row_in_block;
 }
 void gpu_bind_step(gpu_call *c, int slot);
-/* dst = silu(dst) * src over rows of the step, per_row of each */
-bool gpu_silu_mul(gpu_run *r, float *dst, const float *src, int64_t stride, int32_t cols, int32_t per_row, bool outs);
+/* dst = silu(dst) * src over rows of the step, per_row of each; clamped where moe (NULL: none) says so */
+bool gpu_silu_mul(gpu_run *r, float *dst, const float *src, int64_t stride, int32_t cols, int32_t per_row, bool outs,
+                  const sl_moe *moe);
 
 sl_weights_args gpu_weights_args(const sl_matrix *m);
 bool gpu_run_embed(gpu_run *r, const op *o);

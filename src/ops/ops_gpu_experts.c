@@ -65,7 +65,19 @@ static sl_expert_args expert_args(const gpu_moe *x, int proj, int64_t x_stride, 
                             .experts = (uint32_t)x->m->experts,
                             .top_k = (uint32_t)x->m->top_k,
                             .projection = (uint32_t)proj,
-                            .per_pair = per_pair};
+                            .per_pair = per_pair,
+                            .limit = x->m->swiglu_limit,
+                            .alpha = x->m->swiglu_alpha};
+}
+
+static uint32_t bits_of(const gpu_moe *x, int proj) {
+    return (proj == SL_PROJ_DOWN ? 1u << SL_FC_LEAVES : 0) | (has_weight(&x->m->bias[proj]) ? 1u << SL_FC_BIAS : 0);
+}
+
+static void bind_bias(gpu_call *c, int slot, const gpu_moe *x, int proj) {
+    const sl_weight *w = &x->m->bias[proj];
+    gpu_call_bind(c, slot, has_weight(w) ? gpu_at(x->r->o, w->buffer, w->offset[0]) : NULL,
+                  (uint64_t)x->m->experts * (uint64_t)x->m->proj[proj].rows * sizeof(float));
 }
 
 static uint64_t pair_count(const gpu_moe *x) {
@@ -80,13 +92,14 @@ static bool few(gpu_pass *p, int proj, const float *from, int64_t from_stride, u
     char entry[64];
     sl_expert_args a = expert_args(x, proj, from_stride, to_stride, per_pair);
     kernel_entry(entry, sizeof entry, "expert_matvec", &p->format[proj]);
-    gpu_call c = gpu_call_begin(x->r, GPU_EXPERT, proj == SL_PROJ_DOWN ? 1u << SL_FC_LEAVES : 0, &a, sizeof a, entry);
+    gpu_call c = gpu_call_begin(x->r, GPU_EXPERT, bits_of(x, proj), &a, sizeof a, entry);
     gpu_call_bind(&c, 1, p->table, gpu_table_bytes(x->m));
     gpu_call_bind(&c, 2, x->chosen, pair_count(x) * sizeof(int32_t));
     gpu_call_bind(&c, 3, from, from_bytes);
     gpu_call_bind(&c, 4, to, pair_count(x) * (uint64_t)to_stride * sizeof(float));
     gpu_call_bind(&c, 5, s->done, pair_count(x));
     gpu_bind_step(&c, 6);
+    bind_bias(&c, 7, x, proj);
     bind_slabs(&c, p);
     return gpu_call_end(&c, gpu_ceil_div(a.w.rows, SL_MATVEC_ROWS), (uint32_t)pair_count(x), 1, SL_MATVEC_THREADS);
 }
@@ -101,16 +114,19 @@ static bool few_gate_up(gpu_pass *p) {
     if (!gpu_same_layout(&x->m->proj[SL_PROJ_GATE], &x->m->proj[SL_PROJ_UP]))
         return few(p, SL_PROJ_GATE, src, x->o->src.stride, src_bytes, inner, x->inner, false) &&
                few(p, SL_PROJ_UP, src, x->o->src.stride, src_bytes, up, x->inner, false) &&
-               gpu_silu_mul(x->r, inner, up, x->inner, x->inner, x->m->top_k, false);
+               gpu_silu_mul(x->r, inner, up, x->inner, x->inner, x->m->top_k, false, x->m);
     const kernel_format *f = &p->format[SL_PROJ_GATE], *g = &p->format[SL_PROJ_UP];
     sl_expert_args a = expert_args(x, SL_PROJ_GATE, x->o->src.stride, x->inner, false);
     kernel_entry(entry, sizeof entry, "expert_gate_up", f->align < g->align ? f : g);
-    gpu_call c = gpu_call_begin(x->r, GPU_EXPERT, 0, &a, sizeof a, entry);
+    uint32_t clamp = x->m->swiglu_limit > 0 ? 1u << SL_FC_CLAMP : 0;
+    gpu_call c = gpu_call_begin(x->r, GPU_EXPERT, bits_of(x, SL_PROJ_GATE) | clamp, &a, sizeof a, entry);
     gpu_call_bind(&c, 1, p->table, gpu_table_bytes(x->m));
     gpu_call_bind(&c, 2, x->chosen, pair_count(x) * sizeof(int32_t));
     gpu_call_bind(&c, 3, src, src_bytes);
     gpu_call_bind(&c, 4, inner, pair_count(x) * (uint64_t)x->inner * sizeof(float));
     gpu_bind_step(&c, 6);
+    bind_bias(&c, 7, x, SL_PROJ_GATE);
+    bind_bias(&c, 8, x, SL_PROJ_UP);
     bind_slabs(&c, p);
     return gpu_call_end(&c, gpu_ceil_div(a.w.rows, SL_MATVEC_ROWS), (uint32_t)pair_count(x), 1, SL_MATVEC_THREADS);
 }
@@ -124,7 +140,7 @@ static bool many(gpu_pass *p, int proj, float *to, int64_t to_stride, bool per_p
     uint64_t from_rows = per_pair ? pair_count(x) : (uint64_t)x->rows;
     sl_expert_args a = expert_args(x, proj, (int64_t)padded, to_stride, per_pair);
     kernel_entry(entry, sizeof entry, "matmul_expert", &p->format[proj]);
-    gpu_call c = gpu_call_begin(x->r, GPU_MATMUL, proj == SL_PROJ_DOWN ? 1u << SL_FC_LEAVES : 0, &a, sizeof a, entry);
+    gpu_call c = gpu_call_begin(x->r, GPU_MATMUL, bits_of(x, proj), &a, sizeof a, entry);
     gpu_call_bind(&c, 1, p->table, gpu_table_bytes(x->m));
     gpu_call_bind(&c, 2, s->tiles, (uint64_t)s->extent.tiles * sizeof(sl_pair_tile));
     gpu_call_bind(&c, 3, s->pairs, pair_count(x) * sizeof(int32_t));
@@ -134,6 +150,7 @@ static bool many(gpu_pass *p, int proj, float *to, int64_t to_stride, bool per_p
     gpu_call_bind(&c, 7, s->done, pair_count(x));
     gpu_bind_step(&c, 8);
     gpu_call_bind(&c, 9, s->tile_count, 2 * sizeof(uint32_t));
+    bind_bias(&c, 10, x, proj);
     bind_slabs(&c, p);
     uint32_t tiles = gpu_ceil_div((int64_t)pair_count(x), SL_MATMUL_TOKENS) + (uint32_t)x->m->experts;
     return gpu_call_end(&c, gpu_ceil_div(a.w.rows, SL_MATMUL_ROWS), tiles, 1, SL_MATMUL_THREADS);
@@ -150,7 +167,7 @@ bool gpu_pass_encode(gpu_pass *p) {
                                      pair_count(x) * (uint64_t)x->inner * sizeof(float), out, x->hidden, true);
     return gpu_to_half(x->r, gpu_view_at(x->r, &x->o->src), x->o->src.stride, x->o->src.cols, 1, false) &&
            many(p, SL_PROJ_GATE, inner, x->inner, false) && many(p, SL_PROJ_UP, up, x->inner, false) &&
-           gpu_silu_mul(x->r, inner, up, x->inner, x->inner, x->m->top_k, false) &&
+           gpu_silu_mul(x->r, inner, up, x->inner, x->inner, x->m->top_k, false, x->m) &&
            gpu_to_half(x->r, inner, x->inner, x->inner, x->m->top_k, false) &&
            many(p, SL_PROJ_DOWN, out, x->hidden, true);
 }

@@ -94,14 +94,14 @@ static sl_gpu_library *library(sl_ops_gpu *o, gpu_file file, sl_error *err) {
 static const uint32_t file_constants[GPU_FILES] = {
     [GPU_MATVEC] = 1u << SL_FC_ADD | 1u << SL_FC_BIAS | 1u << SL_FC_OUTS,
     [GPU_MATMUL] = 1u << SL_FC_ADD | 1u << SL_FC_BIAS | 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES,
-    [GPU_ROWS] = 1u << SL_FC_OUTS,
+    [GPU_ROWS] = 1u << SL_FC_OUTS | 1u << SL_FC_CLAMP,
     [GPU_PREPARE] =
         1u << SL_FC_OUTS | 1u << SL_FC_NORM_Q | 1u << SL_FC_NORM_K | 1u << SL_FC_ROPE | 1u << SL_FC_INTERLEAVED,
     [GPU_DECODE] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
     [GPU_PREFILL] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
     [GPU_MOE] = 1u << SL_FC_OUTS | 1u << SL_FC_SIGMOID | 1u << SL_FC_NORMALIZE | 1u << SL_FC_SELECT_BIAS |
-                1u << SL_FC_SHARED | 1u << SL_FC_SHARED_GATE,
-    [GPU_EXPERT] = 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES,
+                1u << SL_FC_SHARED | 1u << SL_FC_SHARED_GATE | 1u << SL_FC_BY_LOGIT | 1u << SL_FC_GROUPS,
+    [GPU_EXPERT] = 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES | 1u << SL_FC_BIAS | 1u << SL_FC_CLAMP,
     [GPU_DELTA] = 1u << SL_FC_OUTS | 1u << SL_FC_BIAS | 1u << SL_FC_IN_PLACE,
 };
 

@@ -17,12 +17,21 @@ static uint64_t pair_count(const gpu_moe *x) {
 
 /* ---- routing ----------------------------------------------------------------------------------------------------- */
 
+static uint32_t router_bits(const sl_moe *m) {
+    bool among = m->kind == SL_ROUTER_SOFTMAX_CHOSEN;
+    return (m->normalize || among ? 1u << SL_FC_NORMALIZE : 0) | (among ? 1u << SL_FC_BY_LOGIT : 0) |
+           (m->kind == SL_ROUTER_SIGMOID ? 1u << SL_FC_SIGMOID : 0) | (m->groups > 1 ? 1u << SL_FC_GROUPS : 0) |
+           (has_weight(&m->choice_bias) ? 1u << SL_FC_SELECT_BIAS : 0);
+}
+
 bool gpu_moe_route(gpu_moe *x) {
     gpu_run *r = x->r;
     const gpu_scratch *s = &r->o->scratch;
     const sl_moe *m = x->m;
+    const sl_weight *bias = &m->choice_bias;
     uint64_t pairs = (uint64_t)x->rows * (uint64_t)m->top_k;
     gpu_product p = {.weight = &m->router,
+                     .bias = has_weight(&m->router_bias) ? &m->router_bias : NULL,
                      .x = gpu_view_at(r, &x->o->src),
                      .y = (float *)(void *)s->router,
                      .x_stride = x->o->src.stride,
@@ -31,16 +40,19 @@ bool gpu_moe_route(gpu_moe *x) {
     sl_router_args a = {.logits_stride = (uint64_t)m->experts,
                         .experts = (uint32_t)m->experts,
                         .top_k = (uint32_t)m->top_k,
-                        .scale = 1.0f,
+                        .scale = m->weight_scale != 0 ? m->weight_scale : 1.0f,
+                        .groups = (uint32_t)m->groups,
+                        .top_groups = (uint32_t)m->top_groups,
                         .tiles = (uint32_t)r->o->scratch.extent.tiles};
     if (!gpu_multiply(r, &p))
         return false;
-    gpu_call c = gpu_call_begin(r, GPU_MOE, m->normalize ? 1u << SL_FC_NORMALIZE : 0, &a, sizeof a, "router");
+    gpu_call c = gpu_call_begin(r, GPU_MOE, router_bits(m), &a, sizeof a, "router");
     gpu_call_bind(&c, 1, s->router, (uint64_t)x->rows * (uint64_t)m->experts * sizeof(float));
     gpu_call_bind(&c, 2, x->chosen, pairs * sizeof(int32_t));
     gpu_call_bind(&c, 3, s->weight, pairs * sizeof(float));
     gpu_call_bind(&c, 4, s->done, pairs);
-    gpu_call_bind(&c, 5, NULL, 0);
+    gpu_call_bind(&c, 5, has_weight(bias) ? gpu_at(r->o, bias->buffer, bias->offset[0]) : NULL,
+                  (uint64_t)m->experts * sizeof(float));
     gpu_bind_step(&c, 6);
     gpu_call_threadgroup(&c, 0, (uint32_t)m->experts * 4);
     gpu_call_threadgroup(&c, 1, 2 * (uint32_t)m->top_k * 4);

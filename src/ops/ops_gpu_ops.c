@@ -80,13 +80,18 @@ bool gpu_run_gather(gpu_run *r, const op *o) {
     return gpu_call_end(&c, (uint32_t)r->step->outs, 1, 1, ROW_THREADS);
 }
 
-bool gpu_silu_mul(gpu_run *r, float *dst, const float *src, int64_t stride, int32_t cols, int32_t per_row, bool outs) {
+bool gpu_silu_mul(gpu_run *r, float *dst, const float *src, int64_t stride, int32_t cols, int32_t per_row, bool outs,
+                  const sl_moe *moe) {
+    bool clamp = moe && moe->swiglu_limit > 0;
     int64_t rows = (int64_t)(outs ? r->step->outs : r->step->rows) * per_row;
     sl_rows_args a = {.src_stride = (uint64_t)stride,
                       .dst_stride = (uint64_t)stride,
                       .cols = (uint32_t)cols,
-                      .per_row = (uint32_t)per_row};
-    gpu_call c = gpu_call_begin(r, GPU_ROWS, outs_bit(outs), &a, sizeof a, "silu_mul");
+                      .per_row = (uint32_t)per_row,
+                      .limit = clamp ? moe->swiglu_limit : 0,
+                      .alpha = clamp ? moe->swiglu_alpha : 0};
+    uint32_t bits = outs_bit(outs) | (clamp ? 1u << SL_FC_CLAMP : 0);
+    gpu_call c = gpu_call_begin(r, GPU_ROWS, bits, &a, sizeof a, "silu_mul");
     gpu_call_bind(&c, 1, src, gpu_rows_bytes(rows, stride, cols));
     gpu_call_bind(&c, 2, dst, gpu_rows_bytes(rows, stride, cols));
     gpu_bind_step(&c, 3);
@@ -186,7 +191,7 @@ bool gpu_multiply_gate_up(gpu_run *r, const sl_weight *gate, const sl_weight *up
     int32_t cols = (int32_t)gate->matrix.cols, inner = (int32_t)gate->matrix.rows;
     bool ok = few ? multiply_few(r, &g) && multiply_few(r, &u)
                   : gpu_to_half(r, p->x, p->x_stride, cols, 1, p->outs) && multiply_half(r, &g) && multiply_half(r, &u);
-    return ok && gpu_silu_mul(r, p->y, room, p->y_stride, inner, 1, p->outs);
+    return ok && gpu_silu_mul(r, p->y, room, p->y_stride, inner, 1, p->outs, NULL);
 }
 
 bool gpu_run_linear(gpu_run *r, const op *o) {

@@ -94,9 +94,10 @@ static void run_experts(rng *r, const expert_case *c) {
                           in(3, x, (size_t)(x_rows * c->cols) * 4),
                           out(4, y, (size_t)((n + c->top_k) * c->out) * 4),
                           in(6, step.words, step.bytes),
+                          in(7, x, (size_t)(x_rows * c->cols) * 4), /* biases, which are not read here */
                           in(SL_SLAB_FIRST, m.slab[0], m.bytes[0]),
                           in(SL_SLAB_FIRST + 1, m.slab[1], m.bytes[1]),
-                          out(5, done, (size_t)n)};
+                          c->gate_up ? in(8, x, (size_t)(x_rows * c->cols) * 4) : out(5, done, (size_t)n)};
     sl_gpu_constant leaves = KERNEL_TRUE(SL_FC_LEAVES);
     char entry[64];
     kernel_entry(entry, sizeof entry, c->gate_up ? "expert_gate_up" : "expert_matvec", &f);
@@ -105,7 +106,7 @@ static void run_experts(rng *r, const expert_case *c) {
                                               (uint32_t)(n + c->top_k), 1},
                                    .threads = {SL_MATVEC_THREADS, 1, 1},
                                    .bindings = b,
-                                   .count = SL_COUNT(b) - c->gate_up,
+                                   .count = SL_COUNT(b),
                                    .constants = &leaves,
                                    .constant_count = !c->gate_up,
                                    .slabs = true});

@@ -200,6 +200,7 @@ static void run_grouped(rng *r, const kernel_variant *v, int64_t out_rows, int64
                           out(7, done, (size_t)n),
                           in(8, step.words, step.bytes),
                           in(9, counts, sizeof counts),
+                          in(10, h.unscale, (size_t)x_rows * 4), /* biases, which are not read here */
                           in(SL_SLAB_FIRST, m.slab[0], m.bytes[0]),
                           in(SL_SLAB_FIRST + 1, m.slab[1], m.bytes[1])};
     sl_gpu_constant leaves = KERNEL_TRUE(SL_FC_LEAVES);

@@ -25,12 +25,14 @@ struct sl_seq {
     int32_t *pages; /* block numbers; the last may be shared with a fork until it is written */
     size_t page_capacity;
     int32_t page_count;
-    int32_t *state;    /* blocks of recurrent state, one per delta layer; NULL: none taken yet */
-    int32_t state_at;  /* the state holds exactly the first state_at tokens: see state.h */
-    int32_t *mark;     /* the state's blocks when the last request began; NULL: not kept */
-    int32_t mark_at;   /* which held so many tokens of the history */
-    const void *user;  /* L: the request, job or call that works on it; all others are refused */
-    int32_t run_index; /* of the job that uses it */
+    int32_t *state;   /* blocks of recurrent state, one per delta layer; NULL: none taken yet */
+    int32_t state_at; /* the state holds exactly the first state_at tokens: see state.h */
+    /* L: the state's blocks when the last request began, and the tokens they hold; NULL: not kept */
+    int32_t *mark;
+    int32_t mark_at;
+    sl_seq *next_marked, *previous_marked; /* L: of the engine's list, newest first */
+    const void *user;                      /* L: the request, job or call that works on it; all others are refused */
+    int32_t run_index;                     /* of the job that uses it */
     int32_t run_rows;
 };
 
@@ -200,6 +202,7 @@ struct sl_engine {
     sl_kv_layout kv_layout;
     engine_kv *state; /* NULL: the model has no recurrent state */
     sl_state_layout state_layout;
+    sl_seq *marked; /* L: sequences with a mark */
     engine_plan plan;
     uint64_t scratch_bytes, slot_bytes, kv_token_bytes; /* for info; slot_bytes of the largest class */
     char reader_name[64], isa[64], numeric[16], kv_type[16], formats[256], approximation[128];

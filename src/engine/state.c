@@ -68,50 +68,101 @@ static bool is_own(const sl_seq *s) {
 
 /* ---- the mark ---------------------------------------------------------------------------------------------------- */
 
-static void drop_mark(sl_seq *s) {
-    if (s->mark)
-        engine_kv_unref(s->e->state, s->mark, s->e->state_layout.layers);
-    free(s->mark);
+/* Mutex held: the mark's blocks, which are the caller's now. */
+static int32_t *unlink_mark(sl_seq *s) {
+    int32_t *mark = s->mark;
+    if (!mark)
+        return NULL;
+    if (s->previous_marked)
+        s->previous_marked->next_marked = s->next_marked;
+    else
+        s->e->marked = s->next_marked;
+    if (s->next_marked)
+        s->next_marked->previous_marked = s->previous_marked;
     s->mark = NULL;
-    s->mark_at = 0;
+    s->next_marked = s->previous_marked = NULL;
+    return mark;
+}
+
+static void link_mark(sl_seq *s, int32_t *mark, int32_t at) {
+    s->mark = mark;
+    s->mark_at = at;
+    s->next_marked = s->e->marked;
+    if (s->next_marked)
+        s->next_marked->previous_marked = s;
+    s->e->marked = s;
+}
+
+static void free_mark(sl_engine *e, int32_t *mark) {
+    if (mark)
+        engine_kv_unref(e->state, mark, e->state_layout.layers);
+    free(mark);
+}
+
+/* Gives up a mark that is behind `target`. */
+static void drop_mark(sl_seq *s, int32_t target) {
+    pthread_mutex_lock(&s->e->sched.mutex);
+    int32_t *mark = s->mark && s->mark_at > target ? unlink_mark(s) : NULL;
+    pthread_mutex_unlock(&s->e->sched.mutex);
+    free_mark(s->e, mark);
+}
+
+/* Gives up the oldest mark of all; false: there is none. */
+static bool drop_oldest_mark(sl_engine *e) {
+    pthread_mutex_lock(&e->sched.mutex);
+    sl_seq *oldest = e->marked;
+    while (oldest && oldest->next_marked)
+        oldest = oldest->next_marked;
+    int32_t *mark = oldest ? unlink_mark(oldest) : NULL;
+    pthread_mutex_unlock(&e->sched.mutex);
+    free_mark(e, mark);
+    return mark != NULL;
 }
 
 void engine_state_mark(sl_seq *s) {
     size_t n = (size_t)s->e->state_layout.layers;
-    if (!s->e->state || !s->state || s->state_at == 0 || (s->mark && s->mark_at == s->state_at))
+    if (!s->e->state || !s->state || s->state_at == 0)
         return;
-    drop_mark(s);
-    s->mark = malloc(n * sizeof *s->mark);
-    if (!s->mark)
+    drop_mark(s, -1);
+    int32_t *mark = malloc(n * sizeof *mark);
+    if (!mark)
         return; /* then there is none */
-    memcpy(s->mark, s->state, n * sizeof *s->mark);
-    engine_kv_ref(s->e->state, s->mark, (int32_t)n);
-    s->mark_at = s->state_at;
+    memcpy(mark, s->state, n * sizeof *mark);
+    engine_kv_ref(s->e->state, mark, (int32_t)n);
+    pthread_mutex_lock(&s->e->sched.mutex);
+    link_mark(s, mark, s->state_at);
+    pthread_mutex_unlock(&s->e->sched.mutex);
 }
 
 void engine_state_lose(sl_seq *s) {
     int32_t layers = s->e->state_layout.layers;
     s->state_at = 0;
-    if (!s->mark)
+    if (!s->state)
         return;
-    engine_kv_unref(s->e->state, s->state, layers);
-    memcpy(s->state, s->mark, (size_t)layers * sizeof *s->state);
-    engine_kv_ref(s->e->state, s->state, layers);
-    s->state_at = s->mark_at;
+    pthread_mutex_lock(&s->e->sched.mutex);
+    if (s->mark) {
+        engine_kv_ref(s->e->state, s->mark, layers);
+        engine_kv_unref(s->e->state, s->state, layers);
+        memcpy(s->state, s->mark, (size_t)layers * sizeof *s->state);
+        s->state_at = s->mark_at;
+    }
+    pthread_mutex_unlock(&s->e->sched.mutex);
 }
 
 /* ---- use --------------------------------------------------------------------------------------------------------- */
 
-/* The mark is given up where there is no room for both. */
+/* Blocks for a state, at the cost of marks where memory is short. May leave s with a state of its own instead. */
 static bool obtain(sl_seq *s, int32_t *fresh, int32_t layers, sl_error *err) {
-    sl_error e = {0};
-    if (engine_kv_obtain(s->e->state, fresh, layers, &e))
-        return true;
-    if (err)
-        *err = e;
-    if (e.code == SL_ERR_BUDGET)
-        drop_mark(s);
-    return false;
+    for (;;) {
+        sl_error e = {0};
+        if (engine_kv_obtain(s->e->state, fresh, layers, &e))
+            return true;
+        if (e.code != SL_ERR_BUDGET || !drop_oldest_mark(s->e) || is_own(s)) {
+            if (err)
+                *err = e;
+            return false;
+        }
+    }
 }
 
 bool engine_state_prepare(sl_seq *s, sl_error *err) {
@@ -122,7 +173,7 @@ bool engine_state_prepare(sl_seq *s, sl_error *err) {
     if (!fresh)
         return sl_fail(err, SL_ERR_MEMORY, "out of memory for a table of %d blocks of state", layers);
     bool ok = obtain(s, fresh, layers, err);
-    if (!ok && is_own(s)) { /* now that the mark is gone */
+    if (!ok && is_own(s)) { /* now that its mark is gone */
         free(fresh);
         return true;
     }
@@ -140,8 +191,7 @@ bool engine_state_prepare(sl_seq *s, sl_error *err) {
 int32_t engine_state_next(sl_seq *s, int32_t target) {
     if (!s->e->state)
         return target;
-    if (s->mark && s->mark_at > target)
-        drop_mark(s);
+    drop_mark(s, target);
     if (s->state_at > target)
         engine_state_lose(s);
     return s->state_at;
@@ -161,7 +211,7 @@ bool engine_state_share(sl_seq *to, const sl_seq *from, sl_error *err) {
 }
 
 void engine_state_free(sl_seq *s) {
-    drop_mark(s);
+    drop_mark(s, -1);
     if (s->state)
         engine_kv_unref(s->e->state, s->state, s->e->state_layout.layers);
     free(s->state);

@@ -454,6 +454,41 @@ static void test_turns_without_room_for_a_mark(void **state) {
     fake_close(f);
 }
 
+/* A mark is worth less than another conversation, and one of those that wait less than that of the one that goes on. */
+static void test_marks_make_room_for_others(void **state) {
+    fake *f = open_fake(1 + 6); /* KV, and 18 blocks: 4 states, or fewer with marks */
+    f->row_error_token = f->nan_token = -1;
+    history h[4];
+    int rows;
+    for (int i = 0; i < 2; i++) {
+        h[i] = begin(f);
+        turn(f, &h[i], 20, 3);
+        turn(f, &h[i], 10, 3); /* two with marks take all */
+    }
+    assert_int_equal(engine_kv_stats_get(f->e.state).blocks_used, 4 * LAYERS);
+    h[2] = begin(f);
+    append(&h[2], 30);
+    assert_null(h[0].s->mark); /* the oldest went */
+    assert_non_null(h[1].s->mark);
+    h[3] = begin(f);
+    append(&h[3], 30);
+    assert_int_equal(engine_kv_stats_get(f->e.state).blocks_used, 4 * LAYERS);
+    sl_error err = {0};
+    history none = begin(f);
+    assert_false(sl_decode(&f->e, &(sl_input){none.s, 1, false}, 1, NULL, &err));
+    assert_int_equal(err.code, SL_ERR_BUDGET);
+    sl_seq_free(none.s);
+    truncate_to(&h[1], 25);
+    ROWS_OF(f, append(&h[1], 1));
+    assert_int_equal(rows, 26); /* its mark is gone */
+    for (int i = 0; i < 4; i++) {
+        append(&h[i], 1);
+        sl_seq_free(h[i].s);
+    }
+    assert_null(f->e.marked);
+    fake_close(f);
+}
+
 /* ---- memory and snapshots ---------------------------------------------------------------------------------------- */
 
 static void test_memory_for_another_state_runs_out(void **state) {
@@ -573,6 +608,7 @@ int main(void) {
         cmocka_unit_test(test_cancelled_prompt_costs_the_others_nothing),
         cmocka_unit_test(test_turns_go_on_from_the_last_one),
         cmocka_unit_test(test_turns_without_room_for_a_mark),
+        cmocka_unit_test(test_marks_make_room_for_others),
         cmocka_unit_test(test_memory_for_another_state_runs_out),
         cmocka_unit_test(test_snapshot_of_another_state_is_refused),
         cmocka_unit_test(test_random_lives),

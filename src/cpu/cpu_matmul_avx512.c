@@ -232,7 +232,7 @@ CPU_INLINE void prefetch_lines(const uint8_t *p, int64_t bytes) {
 /* Scales and biases of the rows whose codes are being asked for. */
 CPU_INLINE void prefetch_sides(const sl_matrix *w, int64_t row) {
     row += PREFETCH_AHEAD / (int64_t)w->row_bytes[0] + 4;
-    for (int p = 1; p < 3; p++) {
+    for (int p = 1; p < 3 && w->row_bytes[p]; p++) {
         prefetch_lines(w->part[p] + (uint64_t)row * w->row_bytes[p], (int64_t)(4 * w->row_bytes[p]));
     }
 }

@@ -331,7 +331,7 @@ def test_fewer_bits_cost_more_and_are_named(run, smol, text, tmp_path):
         run("pack", smol, tmp_path / f"p{bits}", "--experts", f"{bits}bit", "--group", 32)
         kl[bits] = price(run, smol, tmp_path / f"p{bits}", text, tmp_path)["kl_mean"]
     assert kl[8] < kl[4] < kl[3] < kl[2], kl
-    assert kl[8] < 0.002 and kl[2] > 0.02, kl
+    assert kl[8] < 0.005 and kl[2] > 0.02, kl
     info = json.loads(run("info", tmp_path / "p2", "--json").stdout)
     assert info["approximation"] == "experts requantised to 2 bits in groups of 32" and "affine2" in info["formats"]
     assert info["expert_bytes"] < json.loads(run("info", smol, "--json").stdout)["expert_bytes"]

@@ -3,7 +3,7 @@ r"""Would the checks of the kernels notice? Breaks src/kernels one place at a ti
 
   tools/mutate_kernels.py BUILD [--kind barrier,bound,index] [--file NAME ...] [--match EXPR] [--sample N] [--seed N] [--jobs N] [--list]
 
-A mutant removes one barrier, shifts one bound (< and <=, > and >=), or changes one index (its first and last names change places, or it is moved
+A mutant removes one barrier, shifts one bound (< and <=, > and >=; not where it chooses the lesser or the greater of two), or changes one index (its first and last names change places, or it is moved
 by one). The kernels' texts lie inside the test programs: a mutant is a copy of the program with one of them patched, the
 same length as before (a comment gives way), so nothing is built.
 
@@ -65,6 +65,13 @@ def barriers(code):
         yield m.start(), m.end(), ";"
 
 
+def same_either_way(code, at, op):
+    """The lesser or the greater of two: where they are equal, it is the same. Ends at the nearest operators and brackets around."""
+    left = re.search(r"[\w.\[\]]+(?:\([\w.\[\]]*\))?$", code[:at].rstrip())
+    right = re.match(r"\s*([\w.\[\]]+)\s*\?\s*([^?:;,]+?)\s*:\s*([\w.\[\]]+(?:\([\w.\[\]]*\))?)", code[at + len(op):])
+    return bool(left and right) and {left.group(0).lstrip("("), right.group(1)} == {right.group(2), right.group(3)}
+
+
 def bounds(code):
     """Comparisons stand between spaces, template brackets do not."""
     for m in re.finditer(r"(?<= )(<=|>=|<|>)(?= )", code):
@@ -72,6 +79,8 @@ def bounds(code):
         if before.endswith("template") or before.endswith("operator"):
             continue
         op = m.group(1)
+        if same_either_way(code, m.start(), op) or re.search(r"static_assert\([^;]*$", before):
+            continue
         yield m.start(), m.end(), op[:-1] if op.endswith("=") else op + "="
 
 

@@ -298,6 +298,10 @@ static void decode_is_float64s(void **state) {
         {SL_KV_F16, 2, 1, 64, 1, {2}, {530}, .window = 40}, /* over two splits, which begin before it */
         {SL_KV_F16, 2, 1, 64, 1, {1}, {543}, .window = 16}, /* the first split is before it */
         {SL_KV_F16, 2, 1, 64, 2, {1, 1}, {3, 90}, .window = 1, .gate = true, .sinks = true},
+        {SL_KV_F16, 2, 1, 64, 1, {1}, {551}, .window = 40}, /* the window is the second split's first tokens */
+        {SL_KV_F16, 2, 1, 64, 1, {1}, {103}, .window = 40}, /* and a whole block's */
+        {SL_KV_F16, 2, 1, 64, 1, {1}, {40}, .window = 40},  /* all but the first token */
+        {SL_KV_F16, 2, 1, 64, 1, {1}, {39}, .window = 40},
         {SL_KV_F16, 2, 1, 64, 1, {1}, {20}, .window = 500},
     };
     rng r = {seed};

@@ -44,6 +44,7 @@ struct weights {
     device const uchar *codes, *scales, *biases;
     ulong row_bytes, side_bytes;
     uint rows, cols, group_shift;
+    uint side_first, side_shift; // row r's scales are row (side_first + r) >> side_shift of their array
 };
 
 struct weight_row {
@@ -52,14 +53,16 @@ struct weight_row {
 
 inline weights make_weights(constant sl_weights_args &a, device const uchar *codes, device const uchar *scales,
                             device const uchar *biases) {
-    weights w = {codes, scales, biases, a.row_bytes, a.side_bytes, a.rows, a.cols, a.group_shift};
+    weights w = {codes,  scales, biases,        a.row_bytes,          a.side_bytes,
+                 a.rows, a.cols, a.group_shift, a.side_rows & 0xffff, a.side_rows >> 16};
     return w;
 }
 
 // Beyond the last row: the last, so that what is read exists (the result is not kept).
 inline weight_row row_at(thread const weights &w, uint row) {
     ulong r = min(row, w.rows - 1);
-    weight_row p = {w.codes + r * w.row_bytes, w.scales + r * w.side_bytes, w.biases + r * w.side_bytes};
+    ulong side = (r + w.side_first) >> w.side_shift;
+    weight_row p = {w.codes + r * w.row_bytes, w.scales + side * w.side_bytes, w.biases + side * w.side_bytes};
     return p;
 }
 
@@ -98,6 +101,52 @@ inline float4 codes6(uint w, uint h) {
 inline float4 codes8(uint w) {
     uint4 b = uint4(w << 15, w << 7, w >> 1, w >> 9) & 0x007f8000u;
     return as_type<float4>(b | 0x43800000u);
+}
+
+// 2 bits: 4 + code, from bits 0-1, 8-9, 16-17, 24-25
+inline float4 codes2(uint w) {
+    uint4 b = uint4(w << 21, w << 13, w << 5, w >> 3) & 0x00600000u;
+    return as_type<float4>(b | 0x40800000u);
+}
+
+// 3 bits: 8 + code; low two bits as codes2, the third at bits 0, 8, 16, 24 of h
+inline float4 codes3(uint w, uint h) {
+    uint4 low = uint4(w << 20, w << 12, w << 4, w >> 4) & 0x00300000u;
+    uint4 high = uint4(h << 22, h << 14, h << 6, h >> 2) & 0x00400000u;
+    return as_type<float4>(low | high | 0x41000000u);
+}
+
+// B bits (2, 3, 5 or 6): 2^B + code, from bits 0.., B.., 2B.., 3B..
+template <int B> inline float4 codes_sequence(uint w) {
+    uint last = B == 6 ? w >> 1 : w << (B == 6 ? 0 : 23 - 4 * B);
+    uint4 b = uint4(w << (23 - B), w << (23 - 2 * B), w << (23 - 3 * B), last) & (((1u << B) - 1) << (23 - B));
+    return as_type<float4>(b | uint(127 + B) << 23);
+}
+
+// Values that codes of four bits stand for: of IQ4_NL, and of e2m1.
+constant float values_iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constant float values_e2m1[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, 0, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+
+// Codes at bits 0-3, 8-11, 16-19, 24-27
+inline float4 values4(constant float *value, uint w) {
+    return float4(value[w & 15], value[w >> 8 & 15], value[w >> 16 & 15], value[w >> 24 & 15]);
+}
+
+// Codes at bits 0-3, 4-7, 8-11, 12-15
+inline float4 values4_sequence(constant float *value, uint w) {
+    return float4(value[w & 15], value[w >> 4 & 15], value[w >> 8 & 15], value[w >> 12 & 15]);
+}
+
+// 2^(e - 127); of 0 that is less than floats that are never flushed: 0
+inline float e8m0(uint e) {
+    return as_type<float>(e << 23);
+}
+
+// e4m3 without infinities: 0x7f is NaN
+inline float e4m3(uint v) {
+    uint a = v & 0x7fu;
+    float f = a < 8 ? float(a) * 0x1p-9f : as_type<float>(a == 0x7fu ? 0x7fc00000u : (a << 20) + (120u << 23));
+    return v & 0x80u ? -f : f;
 }
 
 // ---- F32, F16, BF16: any number of columns -------------------------------------------------------------------------
@@ -162,7 +211,7 @@ template <int A> struct format_bf16 : plain_format {
     }
 };
 
-// ---- affine: w = q * scale + bias per group, scales and biases in arrays of their own ------------------------------
+// ---- scales in arrays of their own ---------------------------------------------------------------------------------
 
 struct side_f32 {
     template <int A> static float at(device const uchar *p, uint i) {
@@ -177,6 +226,25 @@ struct side_bf16 {
         return as_type<float>(load16<A>(p + 2 * ulong(i)) << 16);
     }
 };
+
+// e4m3 codes, 128 x 128 of which share a scale: floats once they are scaled
+template <int A, typename S> struct format_fp8 : plain_format {
+    static void load(thread unit &q, thread const weight_row &row, uint u, thread const weights &w) {
+        uint c = 32 * u;
+        float scale = S::template at<(A > 1 ? 4 : 1)>(row.scales, c >> w.group_shift);
+        for (uint i = 0; i < 8; i++, c += 4) {
+            uint b = 0;
+            if (c + 4 <= w.cols)
+                b = load32<A>(row.codes + c);
+            else
+                for (uint j = 0; c + j < w.cols; j++)
+                    b |= uint(row.codes[c + j]) << 8 * j;
+            q.v[i] = float4(e4m3(b & 255), e4m3(b >> 8 & 255), e4m3(b >> 16 & 255), e4m3(b >> 24)) * scale;
+        }
+    }
+};
+
+// ---- affine: w = q * scale + bias per group, scales and biases in arrays of their own ------------------------------
 
 struct affine_common {
     static constant constexpr bool plain = false;
@@ -225,6 +293,83 @@ template <int A, typename S> struct format_affine8 : affine_common {
     static float2 bias(thread const unit &q) { return float2(q.bias); }
 };
 
+// Codes of 2, 3, 5 or 6 bits that straddle words: B words, low bits first.
+template <int B> struct stream_unit {
+    uint bits[B + 1]; // the last is none
+    float scale, bias;
+};
+
+template <int A, typename S, int B> struct format_stream : affine_common {
+    static constant constexpr float offset = float(1 << B);
+    typedef stream_unit<B> unit;
+    static void load(thread unit &q, thread const weight_row &row, uint u, thread const weights &w) {
+        uint g = 32 * u >> w.group_shift;
+        device const uchar *p = row.codes + 4 * B * ulong(u);
+#pragma unroll
+        for (int i = 0; i < B; i++)
+            q.bits[i] = load32<A>(p + 4 * i);
+        q.bits[B] = 0;
+        q.scale = S::template at<(A > 1 ? 4 : 1)>(row.scales, g);
+        q.bias = S::template at<(A > 1 ? 4 : 1)>(row.biases, g);
+    }
+    // Four codes from bit `at` on.
+    static float4 codes(thread const unit &q, uint at) {
+        uint i = at >> 5, s = at & 31;
+        uint low = q.bits[i] >> s, high = s ? q.bits[i + 1] << (32 - s) : 0;
+        return codes_sequence<B>(low | high);
+    }
+    static float4 low(thread const unit &q, uint w) {
+        return codes(q, 4 * B * w);
+    }
+    static float4 high(thread const unit &q, uint w) {
+        return codes(q, 16 * B + 4 * B * w);
+    }
+    static float2 scale(thread const unit &q) {
+        return float2(q.scale);
+    }
+    static float2 bias(thread const unit &q) {
+        return float2(q.bias);
+    }
+};
+
+// MXFP4 with scales in an array of their own (MLX): nibbles in order, an e8m0 byte for 32 columns.
+struct mxfp4_unit {
+    uint4 bits;
+    float scale;
+};
+
+template <int A> struct format_mxfp4_split : affine_common {
+    static constant constexpr float offset = 0.0f;
+    typedef mxfp4_unit unit;
+    static void load(thread unit &q, thread const weight_row &row, uint u, thread const weights &w) {
+        q.bits = load128<A>(row.codes + 16 * ulong(u));
+        q.scale = e8m0(row.scales[u]);
+    }
+    static float4 low(thread const unit &q, uint w) {
+        return values4_sequence(values_e2m1, q.bits[w >> 1] >> 16 * (w & 1));
+    }
+    static float4 high(thread const unit &q, uint w) {
+        return values4_sequence(values_e2m1, q.bits[2 + (w >> 1)] >> 16 * (w & 1));
+    }
+    static float2 scale(thread const unit &q) { return float2(q.scale); }
+    static float2 bias(thread const unit &q) { return float2(0.0f); }
+};
+
+template <int A> using format_affine2_f16 = format_stream<A, side_f16, 2>;
+template <int A> using format_affine2_bf16 = format_stream<A, side_bf16, 2>;
+template <int A> using format_affine2_f32 = format_stream<A, side_f32, 2>;
+template <int A> using format_affine3_f16 = format_stream<A, side_f16, 3>;
+template <int A> using format_affine3_bf16 = format_stream<A, side_bf16, 3>;
+template <int A> using format_affine3_f32 = format_stream<A, side_f32, 3>;
+template <int A> using format_affine5_f16 = format_stream<A, side_f16, 5>;
+template <int A> using format_affine5_bf16 = format_stream<A, side_bf16, 5>;
+template <int A> using format_affine5_f32 = format_stream<A, side_f32, 5>;
+template <int A> using format_affine6_f16 = format_stream<A, side_f16, 6>;
+template <int A> using format_affine6_bf16 = format_stream<A, side_bf16, 6>;
+template <int A> using format_affine6_f32 = format_stream<A, side_f32, 6>;
+template <int A> using format_fp8_f16 = format_fp8<A, side_f16>;
+template <int A> using format_fp8_bf16 = format_fp8<A, side_bf16>;
+template <int A> using format_fp8_f32 = format_fp8<A, side_f32>;
 template <int A> using format_affine4_f16 = format_affine4<A, side_f16>;
 template <int A> using format_affine4_bf16 = format_affine4<A, side_bf16>;
 template <int A> using format_affine4_f32 = format_affine4<A, side_f32>;

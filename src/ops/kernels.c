@@ -1,6 +1,7 @@
 #include "ops/kernels.h"
 
 #include "gpu/texts.h"
+#include "quant/quant_grids.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -13,11 +14,25 @@
 static const int aligns_16_4_1[] = {16, 4, 1}, aligns_16_2_1[] = {16, 2, 1}, aligns_16_4_2_1[] = {16, 4, 2, 1};
 static const int aligns_4_2_1[] = {4, 2, 1}, aligns_2_1[] = {2, 1};
 
+static const int aligns_4_1[] = {4, 1}, aligns_1[] = {1};
+
 static const int *const variants[SL_FORMAT_COUNT] = {
-    [SL_F32] = aligns_16_4_1,    [SL_F16] = aligns_16_2_1,    [SL_BF16] = aligns_16_2_1, [SL_Q4_0] = aligns_2_1,
-    [SL_Q4_1] = aligns_4_2_1,    [SL_Q5_0] = aligns_2_1,      [SL_Q5_1] = aligns_4_2_1,  [SL_Q8_0] = aligns_2_1,
-    [SL_Q4_K] = aligns_16_4_2_1, [SL_Q5_K] = aligns_16_4_2_1, [SL_Q6_K] = aligns_2_1,    [SL_AFFINE4] = aligns_16_4_1,
-    [SL_AFFINE8] = aligns_16_4_1};
+    [SL_F32] = aligns_16_4_1,     [SL_F16] = aligns_16_2_1,         [SL_BF16] = aligns_16_2_1,
+    [SL_Q4_0] = aligns_2_1,       [SL_Q4_1] = aligns_4_2_1,         [SL_Q5_0] = aligns_2_1,
+    [SL_Q5_1] = aligns_4_2_1,     [SL_Q8_0] = aligns_2_1,           [SL_Q4_K] = aligns_16_4_2_1,
+    [SL_Q5_K] = aligns_16_4_2_1,  [SL_Q6_K] = aligns_2_1,           [SL_AFFINE4] = aligns_16_4_1,
+    [SL_AFFINE8] = aligns_16_4_1, [SL_AFFINE2] = aligns_4_1,        [SL_AFFINE3] = aligns_4_1,
+    [SL_AFFINE5] = aligns_4_1,    [SL_AFFINE6] = aligns_4_1,        [SL_Q2_K] = aligns_4_2_1,
+    [SL_Q3_K] = aligns_2_1,       [SL_IQ4_NL] = aligns_2_1,         [SL_IQ4_XS] = aligns_4_2_1,
+    [SL_MXFP4] = aligns_1,        [SL_MXFP4_SPLIT] = aligns_16_4_1, [SL_FP8] = aligns_4_1,
+    [SL_NVFP4] = aligns_4_2_1,    [SL_TQ2_0] = aligns_2_1,          [SL_IQ2_XXS] = aligns_2_1,
+    [SL_IQ2_XS] = aligns_2_1,     [SL_IQ2_S] = aligns_2_1,          [SL_IQ3_XXS] = aligns_2_1,
+    [SL_IQ3_S] = aligns_2_1,      [SL_IQ1_S] = aligns_2_1,          [SL_IQ1_M] = aligns_2_1};
+
+/* Kernels of a type of scales and biases apart. */
+static bool has_side(const sl_matrix *m) {
+    return sl_format_is_affine(m->format) || m->format == SL_FP8;
+}
 
 /* Scales and biases are read element by element: unaligned elements need the variant 1. */
 static bool sides_aligned(const sl_matrix *m, const uint64_t address[3]) {
@@ -31,15 +46,15 @@ bool kernel_format_has(sl_format_id f) {
 
 kernel_format kernel_format_of(const sl_matrix *m, const uint64_t address[3]) {
     kernel_format f;
-    snprintf(f.name, sizeof f.name, "%s%s%s", sl_format_get(m->format)->name, sl_format_is_affine(m->format) ? "_" : "",
-             sl_format_is_affine(m->format) ? sl_format_get(m->side)->name : "");
+    snprintf(f.name, sizeof f.name, "%s%s%s", sl_format_get(m->format)->name, has_side(m) ? "_" : "",
+             has_side(m) ? sl_format_get(m->side)->name : "");
     for (char *c = f.name; *c; c++)
         *c = (char)tolower((unsigned char)*c);
     const int *a = variants[m->format];
     uint64_t bits = address[0] | m->row_bytes[0];
     while (bits % (uint64_t)*a)
         a++;
-    f.align = sl_format_is_affine(m->format) && !sides_aligned(m, address) ? 1 : *a;
+    f.align = has_side(m) && !sides_aligned(m, address) ? 1 : *a;
     return f;
 }
 
@@ -101,6 +116,40 @@ static bool put_file(source *s, const char *name, int depth) {
     return true;
 }
 
+/* The tables of blocks_grid.h, for kernels that read a format's blocks: eight weights a row (wide), or four. */
+static const struct grid {
+    const char *format;
+    const uint64_t *wide;
+    const uint32_t *narrow;
+    int rows;
+} grids[] = {
+    {"iq2_xxs", quant_iq2xxs_grid, NULL, 256}, {"iq2_xs", quant_iq2xs_grid, NULL, 512},
+    {"iq2_s", quant_iq2s_grid, NULL, 1024},    {"iq3_xxs", NULL, quant_iq3xxs_grid, 256},
+    {"iq3_s", NULL, quant_iq3s_grid, 512},     {"iq1_s", quant_iq1s_grid, NULL, 2048},
+    {"iq1_m", quant_iq1s_grid, NULL, 2048},
+};
+
+static void put_grid(sl_buf *out, const struct grid *g) {
+    int words = g->wide ? 2 * g->rows : g->rows;
+    sl_buf_printf(out, "#define SL_GRID_%s\nconstant unsigned int grid_%s[%d] = {", g->format, g->format, words);
+    for (int i = 0; i < words; i++) {
+        uint32_t v = g->wide ? (uint32_t)(g->wide[i / 2] >> 32 * (i & 1)) : g->narrow[i];
+        sl_buf_printf(out, "0x%xu,%s", (unsigned)v, i % 16 == 15 ? "\n" : "");
+    }
+    sl_buf_puts(out, "};\n");
+}
+
+/* Those of the formats; of all where the file's list is not replaced. */
+static void put_grids(sl_buf *out, const kernel_format *formats, size_t n) {
+    for (size_t i = 0; i < SL_COUNT(grids); i++) {
+        bool wanted = n == 0;
+        for (size_t k = 0; k < n; k++)
+            wanted = wanted || strcmp(formats[k].name, grids[i].format) == 0;
+        if (wanted)
+            put_grid(out, &grids[i]);
+    }
+}
+
 char *kernel_source(const char *file, const kernel_format *formats, size_t n, size_t *size, sl_error *err) {
     source s = {.err = err};
     if (n) {
@@ -109,6 +158,7 @@ char *kernel_source(const char *file, const kernel_format *formats, size_t n, si
             sl_buf_printf(&s.out, " X(%s, %d)", formats[i].name, formats[i].align);
         sl_buf_puts(&s.out, "\n");
     }
+    put_grids(&s.out, formats, n);
     bool ok = put_file(&s, file, 0);
     char *text = ok ? sl_buf_take(&s.out, size) : NULL;
     if (ok && !text)

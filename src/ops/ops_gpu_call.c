@@ -47,7 +47,7 @@ void gpu_call_threadgroup(gpu_call *c, int slot, uint32_t bytes) {
 
 void gpu_call_weight(gpu_call *c, int slot, const sl_weight *w) {
     for (int i = 0; i < 3; i++) {
-        uint64_t bytes = (uint64_t)w->matrix.rows * w->matrix.row_bytes[i];
+        uint64_t bytes = sl_matrix_part_bytes(&w->matrix, i);
         gpu_call_bind(c, slot + i, bytes ? gpu_at(c->r->o, w->buffer, w->offset[i]) : NULL, bytes);
     }
 }

@@ -21,10 +21,6 @@ static int slab_number(gpu_pass *p, const gpu_span *s) {
     return p->slabs++;
 }
 
-static uint64_t part_bytes(const sl_matrix *w, int part) {
-    return (uint64_t)w->rows * w->row_bytes[part];
-}
-
 /* Enters an expert; false without an error (err untouched, *full): its slabs do not fit beside the others'. */
 bool gpu_pass_enter(gpu_pass *p, const sl_expert_view *v, bool *full) {
     gpu_run *r = p->x->r;
@@ -32,7 +28,7 @@ bool gpu_pass_enter(gpu_pass *p, const sl_expert_view *v, bool *full) {
     int slabs = p->slabs;
     *full = false;
     for (int i = 0; i < SL_PARTS; i++) {
-        uint64_t bytes = part_bytes(&p->x->m->proj[i / 3], i % 3);
+        uint64_t bytes = sl_matrix_part_bytes(&p->x->m->proj[i / 3], i % 3);
         if (!bytes || !v->part[i])
             continue;
         gpu_span s = gpu_span_of(r->o, v->part[i], bytes, r->err);

@@ -34,7 +34,8 @@ sl_weights_args gpu_weights_args(const sl_matrix *m) {
                              .side_bytes = m->row_bytes[1],
                              .rows = (uint32_t)m->rows,
                              .cols = (uint32_t)m->cols,
-                             .group_shift = m->group ? shift : 0};
+                             .group_shift = m->group ? shift : 0,
+                             .side_rows = m->format == SL_FP8 ? shift << 16 | (uint32_t)m->row_in_block : 0};
 }
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* quant_grids: the tables of GGUF's IQ formats. Private to quant and cpu. */
+/* quant_grids: the tables of GGUF's IQ formats. Private to quant, cpu and the source of kernels (ops/kernels.c). */
 #ifndef SL_QUANT_GRIDS_H
 #define SL_QUANT_GRIDS_H
 

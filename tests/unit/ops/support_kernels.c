@@ -246,6 +246,43 @@ static void set_scales(rng *r, sl_format_id f, uint8_t *block) {
     case SL_Q6_K:
         put_half(block + 208, d * 0.01f);
         return;
+    case SL_Q2_K:
+        put_half(block + 80, d);
+        put_half(block + 82, d);
+        return;
+    case SL_Q3_K:
+        put_half(block + 108, d * 0.1f);
+        return;
+    case SL_TQ2_0:
+        put_half(block + 64, d);
+        return;
+    case SL_IQ4_NL:
+        d *= 0.05f;
+        break;
+    case SL_IQ4_XS:
+        d *= 0.005f;
+        break;
+    case SL_MXFP4:
+        block[0] = (uint8_t)(118 + rng_below(r, 6));
+        return;
+    case SL_NVFP4:
+        for (int i = 0; i < 4; i++)
+            block[i] = (uint8_t)(rng_below(r, 48) | (i == 3 ? 0 : 8));
+        return;
+    case SL_MXFP4_SPLIT:
+    case SL_FP8:
+        return;
+    case SL_IQ1_M: /* d in the high four bits of four words: 0x2000 + .. */
+        for (int i = 0; i < 4; i++)
+            block[49 + 2 * i] = (uint8_t)((block[49 + 2 * i] & 15) | (i == 3 ? 0x20 : 0x10));
+        return;
+    case SL_IQ2_XXS:
+    case SL_IQ2_XS:
+    case SL_IQ2_S:
+    case SL_IQ3_XXS:
+    case SL_IQ3_S:
+        d *= 0.01f;
+        break;
     default:
         break;
     }
@@ -255,7 +292,7 @@ static void set_scales(rng *r, sl_format_id f, uint8_t *block) {
 static void fill_codes(rng *r, kernel_matrix *w, uint8_t *p) {
     const sl_format *f = sl_format_get(w->m.format);
     uint64_t bytes = kernel_matrix_bytes(w, 0);
-    if (f->block_weights == 1) {
+    if (f->block_weights == 1 && f->quantize) {
         for (uint64_t i = 0; i < bytes; i += f->block_bytes) {
             float x = rng_normal(r) * 0.1f;
             f->quantize(&x, 1, p + i);
@@ -266,11 +303,15 @@ static void fill_codes(rng *r, kernel_matrix *w, uint8_t *p) {
         p[i] = (uint8_t)rng_next(r);
     for (uint64_t i = 0; i < bytes && !w->m.group; i += f->block_bytes)
         set_scales(r, w->m.format, p + i);
+    for (uint64_t i = 0; i < bytes && w->m.format == SL_FP8; i++)
+        p[i] = (p[i] & 0x7f) == 0x7f ? 0 : p[i]; /* no NaN */
 }
 
 static void fill_sides(rng *r, kernel_matrix *w, int part, uint8_t *p) {
     const sl_format *f = sl_format_get(w->m.side);
-    for (uint64_t i = 0; i < kernel_matrix_bytes(w, part); i += f->block_bytes) {
+    for (uint64_t i = 0; i < kernel_matrix_bytes(w, part) && w->m.format == SL_MXFP4_SPLIT; i++)
+        p[i] = (uint8_t)(118 + rng_below(r, 6));
+    for (uint64_t i = 0; i < kernel_matrix_bytes(w, part) && w->m.format != SL_MXFP4_SPLIT; i += f->block_bytes) {
         float x = part == 1 ? 0.01f * (1.0f + 0.3f * rng_normal(r)) : rng_normal(r) * 0.1f;
         f->quantize(&x, 1, p + i);
     }
@@ -282,6 +323,7 @@ kernel_matrix kernel_matrix_new(rng *r, sl_format_id format, int32_t group, sl_f
     sl_error err = {0};
     if (!sl_matrix_layout(&w.m, &err))
         fail_msg("%s", err.message);
+    w.m.row_in_block = format == SL_FP8 ? (int32_t)(37 * rows % 128) : 0; /* equal for equal shapes */
     for (int i = 0; i < 3; i++) {
         if (!w.m.row_bytes[i])
             continue;
@@ -310,7 +352,7 @@ void kernel_matrix_free(kernel_matrix *w) {
 }
 
 uint64_t kernel_matrix_bytes(const kernel_matrix *w, int part) {
-    return (uint64_t)w->m.rows * w->m.row_bytes[part];
+    return sl_matrix_part_bytes(&w->m, part);
 }
 
 sl_weights_args kernel_weights(const sl_matrix *m) {
@@ -321,7 +363,8 @@ sl_weights_args kernel_weights(const sl_matrix *m) {
                              .side_bytes = m->row_bytes[1],
                              .rows = (uint32_t)m->rows,
                              .cols = (uint32_t)m->cols,
-                             .group_shift = shift};
+                             .group_shift = shift,
+                             .side_rows = m->format == SL_FP8 ? shift << 16 | (uint32_t)m->row_in_block : 0};
 }
 
 /* ---- variants, experts ------------------------------------------------------------------------------------------- */
@@ -336,7 +379,7 @@ kernel_format kernel_variant_format(const kernel_variant *v) {
 
 int64_t kernel_variant_cols(rng *r, const kernel_variant *v, int64_t most) {
     const sl_format *f = sl_format_get(v->format);
-    int64_t unit = v->group ? v->group : (int64_t)f->block_weights;
+    int64_t unit = v->group && v->format != SL_FP8 ? v->group : (int64_t)f->block_weights;
     if (f->block_weights == 1 && v->align > (int)f->block_bytes)
         unit = v->align / (int)f->block_bytes; /* a row's bytes keep the alignment */
     return unit * (1 + rng_below(r, (int32_t)(most / unit)));

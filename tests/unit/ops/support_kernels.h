@@ -19,7 +19,7 @@ typedef struct kernels {
         char name[64];
         int shapes;
         double worst;
-    } results[64];
+    } results[128];
     int result_count;
 } kernels;
 

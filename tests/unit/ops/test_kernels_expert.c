@@ -16,10 +16,11 @@ static kernels k;
 enum { EXPERTS = KERNEL_EXPERTS, ABSENT = KERNEL_ABSENT };
 
 static const kernel_variant variants[] = {
-    {SL_F32, 0, 0, 4},           {SL_F16, 0, 0, 16}, {SL_BF16, 0, 0, 2}, {SL_Q4_0, 0, 0, 2},
-    {SL_Q4_1, 0, 0, 2},          {SL_Q5_0, 0, 0, 2}, {SL_Q5_1, 0, 0, 4}, {SL_Q8_0, 0, 0, 2},
-    {SL_Q4_K, 0, 0, 2},          {SL_Q5_K, 0, 0, 4}, {SL_Q6_K, 0, 0, 1}, {SL_AFFINE4, 64, SL_BF16, 16},
-    {SL_AFFINE8, 32, SL_F16, 1},
+    {SL_F32, 0, 0, 4},           {SL_F16, 0, 0, 16},           {SL_BF16, 0, 0, 2},    {SL_Q4_0, 0, 0, 2},
+    {SL_Q4_1, 0, 0, 2},          {SL_Q5_0, 0, 0, 2},           {SL_Q5_1, 0, 0, 4},    {SL_Q8_0, 0, 0, 2},
+    {SL_Q4_K, 0, 0, 2},          {SL_Q5_K, 0, 0, 4},           {SL_Q6_K, 0, 0, 1},    {SL_AFFINE4, 64, SL_BF16, 16},
+    {SL_AFFINE8, 32, SL_F16, 1}, {SL_AFFINE2, 64, SL_BF16, 4}, {SL_Q3_K, 0, 0, 2},    {SL_MXFP4, 0, 0, 1},
+    {SL_MXFP4_SPLIT, 0, 0, 16},  {SL_FP8, 128, SL_BF16, 4},    {SL_IQ2_XXS, 0, 0, 2},
 };
 
 typedef struct expert_case {

@@ -14,10 +14,17 @@ static const uint64_t seed = 31415;
 static kernels k;
 
 static const kernel_variant variants[] = {
-    {SL_F32, 0, 0, 1},           {SL_F16, 0, 0, 2},  {SL_BF16, 0, 0, 16}, {SL_Q4_0, 0, 0, 2},
-    {SL_Q4_1, 0, 0, 4},          {SL_Q5_0, 0, 0, 2}, {SL_Q5_1, 0, 0, 4},  {SL_Q8_0, 0, 0, 2},
-    {SL_Q4_K, 0, 0, 16},         {SL_Q5_K, 0, 0, 4}, {SL_Q6_K, 0, 0, 2},  {SL_AFFINE4, 64, SL_BF16, 16},
-    {SL_AFFINE8, 32, SL_F16, 4},
+    {SL_F32, 0, 0, 1},           {SL_F16, 0, 0, 2},
+    {SL_BF16, 0, 0, 16},         {SL_Q4_0, 0, 0, 2},
+    {SL_Q4_1, 0, 0, 4},          {SL_Q5_0, 0, 0, 2},
+    {SL_Q5_1, 0, 0, 4},          {SL_Q8_0, 0, 0, 2},
+    {SL_Q4_K, 0, 0, 16},         {SL_Q5_K, 0, 0, 4},
+    {SL_Q6_K, 0, 0, 2},          {SL_AFFINE4, 64, SL_BF16, 16},
+    {SL_AFFINE8, 32, SL_F16, 4}, {SL_AFFINE3, 64, SL_BF16, 4},
+    {SL_AFFINE6, 32, SL_F16, 1}, {SL_Q2_K, 0, 0, 4},
+    {SL_Q3_K, 0, 0, 2},          {SL_IQ4_XS, 0, 0, 4},
+    {SL_MXFP4_SPLIT, 0, 0, 4},   {SL_FP8, 128, SL_F32, 4},
+    {SL_NVFP4, 0, 0, 4},         {SL_IQ3_S, 0, 0, 2},
 };
 
 /* Half rows with their scales, made here as to_half makes them. */

@@ -26,6 +26,18 @@ static const kernel_variant variants[] = {
     {SL_Q6_K, 0, 0, 2},           {SL_AFFINE4, 64, SL_BF16, 16},
     {SL_AFFINE4, 32, SL_F16, 4},  {SL_AFFINE4, 128, SL_F32, 1},
     {SL_AFFINE8, 64, SL_F16, 16}, {SL_AFFINE8, 32, SL_BF16, 1},
+    {SL_AFFINE2, 64, SL_BF16, 4}, {SL_AFFINE3, 32, SL_F16, 4},
+    {SL_AFFINE3, 64, SL_BF16, 1}, {SL_AFFINE5, 64, SL_F32, 4},
+    {SL_AFFINE6, 128, SL_F16, 4}, {SL_Q2_K, 0, 0, 4},
+    {SL_Q2_K, 0, 0, 1},           {SL_Q3_K, 0, 0, 2},
+    {SL_IQ4_NL, 0, 0, 2},         {SL_IQ4_XS, 0, 0, 4},
+    {SL_MXFP4, 0, 0, 1},          {SL_MXFP4_SPLIT, 0, 0, 16},
+    {SL_FP8, 128, SL_F32, 4},     {SL_FP8, 128, SL_BF16, 1},
+    {SL_NVFP4, 0, 0, 4},          {SL_TQ2_0, 0, 0, 2},
+    {SL_IQ2_XXS, 0, 0, 2},        {SL_IQ2_XS, 0, 0, 2},
+    {SL_IQ2_S, 0, 0, 1},          {SL_IQ3_XXS, 0, 0, 2},
+    {SL_IQ3_S, 0, 0, 2},          {SL_IQ1_S, 0, 0, 2},
+    {SL_IQ1_M, 0, 0, 1},
 };
 
 typedef struct matvec_case {

@@ -23,10 +23,17 @@ typedef struct variant {
 } variant;
 
 static const variant variants[] = {
-    {SL_F32, 0, 0},           {SL_F16, 0, 0},  {SL_BF16, 0, 0}, {SL_Q4_0, 0, 0},
-    {SL_Q4_1, 0, 0},          {SL_Q5_0, 0, 0}, {SL_Q5_1, 0, 0}, {SL_Q8_0, 0, 0},
-    {SL_Q4_K, 0, 0},          {SL_Q5_K, 0, 0}, {SL_Q6_K, 0, 0}, {SL_AFFINE4, 64, SL_BF16},
-    {SL_AFFINE8, 32, SL_F16},
+    {SL_F32, 0, 0},           {SL_F16, 0, 0},
+    {SL_BF16, 0, 0},          {SL_Q4_0, 0, 0},
+    {SL_Q4_1, 0, 0},          {SL_Q5_0, 0, 0},
+    {SL_Q5_1, 0, 0},          {SL_Q8_0, 0, 0},
+    {SL_Q4_K, 0, 0},          {SL_Q5_K, 0, 0},
+    {SL_Q6_K, 0, 0},          {SL_AFFINE4, 64, SL_BF16},
+    {SL_AFFINE8, 32, SL_F16}, {SL_AFFINE5, 64, SL_BF16},
+    {SL_Q2_K, 0, 0},          {SL_Q3_K, 0, 0},
+    {SL_IQ4_XS, 0, 0},        {SL_MXFP4, 0, 0},
+    {SL_MXFP4_SPLIT, 0, 0},   {SL_FP8, 128, SL_F16},
+    {SL_NVFP4, 0, 0},
 };
 
 /* Everything at odd addresses: variant 1 reads any. */

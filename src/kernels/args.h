@@ -201,8 +201,8 @@ SL_ARGS_SIZE(sl_delta_args, 88);
 typedef struct sl_router_args {
     uint64_t logits_stride;
     uint32_t experts, top_k;
-    float scale;    /* multiplies the weights */
-    uint32_t tiles; /* group_pairs: room in the list of tiles */
+    float scale;                 /* multiplies the weights */
+    uint32_t tiles;              /* group_pairs: room in the list of tiles */
     uint32_t groups, top_groups; /* at most 64 equal groups of experts */
 } sl_router_args;
 SL_ARGS_AT(sl_router_args, experts, 8);

@@ -129,16 +129,26 @@ static bool set_up_state(fixture *f, sl_error *err) {
     return true;
 }
 
+static bool open_ops(fixture *f, const fixture_options *o, sl_error *err) {
+    sl_ops_cpu_options ops = {.pool = f->pool, .mem = f->mem, .numeric = o->numeric, .isa = o->isa};
+    sl_gpu_options gpu = SL_GPU_OPTIONS_INIT;
+    gpu.device = o->device;
+    gpu.cache_dir = o->cache_dir;
+    if (!o->device)
+        f->ops = sl_ops_cpu_new(&ops, err);
+    else if ((f->gpu = sl_gpu_open(&gpu, err)))
+        f->ops = sl_ops_gpu_new(f->gpu, f->mem, err);
+    return f->ops != NULL;
+}
+
 static bool open_all(fixture *f, const fixture_options *o, sl_error *err) {
     f->ckpt = sl_ckpt_open(o->path, err);
     f->model = f->ckpt ? sl_model_open(f->ckpt, err) : NULL;
-    f->mem = f->model ? sl_mem_new(512u << 20, 1u << 20, err) : NULL;
+    f->mem = f->model ? sl_mem_new_gathered(512u << 20, 1u << 20, SL_GPU_PIECES, err) : NULL;
     f->pool = f->mem ? sl_pool_new(o->threads, err) : NULL;
     if (!f->pool)
         return false;
-    sl_ops_cpu_options ops = {.pool = f->pool, .mem = f->mem, .numeric = o->numeric, .isa = o->isa};
-    f->ops = sl_ops_cpu_new(&ops, err);
-    if (!f->ops)
+    if (!open_ops(f, o, err))
         return false;
     f->experts = read_experts(f->ckpt, f->model, o);
     sl_expert_source source = {.self = f->experts, .begin = begin, .next = next, .done = done, .end = end};
@@ -160,6 +170,7 @@ void fixture_close(fixture *f) {
         return;
     sl_model_free(f->model);
     sl_ops_free(f->ops);
+    sl_gpu_close(f->gpu);
     sl_pool_free(f->pool);
     sl_mem_free(f->mem);
     sl_ckpt_close(f->ckpt);

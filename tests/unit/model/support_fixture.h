@@ -10,6 +10,7 @@ typedef struct fixture {
     sl_model *model;
     sl_mem *mem;
     sl_pool *pool;
+    sl_gpu *gpu; /* NULL: the CPU */
     sl_ops *ops;
     sl_kv_layout kv;
     int32_t *pages; /* page tables of `sequences` sequences, page_count each */
@@ -24,6 +25,7 @@ typedef struct fixture_options {
     sl_numeric numeric;
     sl_kv_format kv;
     const char *isa;
+    const char *device, *cache_dir; /* NULL: the CPU; of compiled kernels */
     int threads, max_rows, sequences, context;
     bool reverse;        /* experts are handed out in descending order where the order is free */
     int32_t fail_expert; /* >= 0: this expert of MoE layer 0 cannot be read */

@@ -180,7 +180,7 @@ struct sl_experts {
     int64_t demand; /* sum over the layers: experts one pass over the model asks for */
     uint32_t cold;  /* insertions at the cold end so far */
     bool told_small;
-    bool full; /* the last attempt to grow failed */
+    bool full;           /* the last attempt to grow failed */
     uint64_t slab_moves; /* times a slab came into use or went out of it */
     struct {
         uint64_t at; /* slab_moves + 1 when it was listed; 0: never */

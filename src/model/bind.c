@@ -112,20 +112,51 @@ bool bind_all(sl_model *m, resident *slots, const expected *list, size_t n, int3
     return true;
 }
 
-bool bind_floats(sl_model *m, resident *slots, role what, int64_t rows, int64_t cols, int32_t layer, sl_error *err) {
-    resident *r = &slots[what];
-    if (!find(m, r, what, false, layer, err))
-        return false;
-    const sl_tensor *t = r->tensor;
+/* Whether the tensor has these dimensions, whatever ones of size 1 lie between or behind them. */
+static bool has_shape(const sl_tensor *t, int64_t rows, int64_t cols) {
     int64_t want[2] = {rows, cols};
     int at = 0;
     for (int32_t i = 0; i < t->dims; i++) {
         if (at < 2 && t->shape[i] == want[at])
             at++;
         else if (t->shape[i] != 1)
-            return bind_shape_error(m, t, rows, cols, err);
+            return false;
     }
-    return at == 2 ? set_floats(m, r, rows, cols, err) : bind_shape_error(m, t, rows, cols, err);
+    return at == 2;
+}
+
+bool bind_floats(sl_model *m, resident *slots, role to, role from, int64_t rows, int64_t cols, int32_t layer,
+                 sl_error *err) {
+    resident *r = &slots[to];
+    if (!find(m, r, from, false, layer, err))
+        return false;
+    return has_shape(r->tensor, rows, cols) ? set_floats(m, r, rows, cols, err)
+                                            : bind_shape_error(m, r->tensor, rows, cols, err);
+}
+
+bool bind_alternate(sl_model *m, resident *slots, role to, role from, int32_t first, int64_t rows, int64_t cols,
+                    int32_t layer, sl_error *err) {
+    resident *r = &slots[to];
+    if (!find(m, r, from, false, layer, err))
+        return false;
+    r->every = 2;
+    r->first = first;
+    return has_shape(r->tensor, rows, 2 * cols) ? set_floats(m, r, rows, cols, err)
+                                                : bind_shape_error(m, r->tensor, rows, 2 * cols, err);
+}
+
+bool bind_stacked(sl_model *m, resident *slots, role what, int64_t count, int64_t rows, int64_t cols, int32_t layer,
+                  sl_error *err) {
+    resident *r = &slots[what];
+    if (!find(m, r, what, false, layer, err))
+        return false;
+    sl_tensor flat = *r->tensor;
+    if (flat.dims != 3 || flat.shape[0] != count || flat.shape[1] != rows || flat.shape[2] != cols)
+        return bind_shape_error(m, r->tensor, count * rows, cols, err);
+    flat.dims = 2;
+    flat.shape[0] = count * rows;
+    flat.shape[1] = cols;
+    return sl_tensor_matrix(&flat, &r->weight.matrix, err);
 }
 
 /* ---- rows of a fused matrix -------------------------------------------------------------------------------------- */

@@ -17,8 +17,18 @@ bool bind_all(sl_model *m, resident *slots, const expected *list, size_t n, int3
 /* Binds rows of the tensor of role `from`, which has cols columns, to slots[to]. */
 bool bind_split(sl_model *m, resident *slots, role to, role from, const row_split *split, int64_t cols, int32_t layer,
                 sl_error *err);
-/* Binds the tensor of a role as rows x cols floats, whatever dimensions of size 1 lie between or behind them. */
-bool bind_floats(sl_model *m, resident *slots, role r, int64_t rows, int64_t cols, int32_t layer, sl_error *err);
+/* Binds every second element, from the first or the second on, of the tensor of role `from` to slots[to] as rows x cols
+ * floats. */
+bool bind_alternate(sl_model *m, resident *slots, role to, role from, int32_t first, int64_t rows, int64_t cols,
+                    int32_t layer, sl_error *err);
+/* Binds the tensor of role `from` to slots[to] as rows x cols floats, whatever dimensions of size 1 lie between or
+ * behind them. */
+bool bind_floats(sl_model *m, resident *slots, role to, role from, int64_t rows, int64_t cols, int32_t layer,
+                 sl_error *err);
+
+/* Binds a tensor [count][rows][cols] as a matrix of count * rows rows. */
+bool bind_stacked(sl_model *m, resident *slots, role r, int64_t count, int64_t rows, int64_t cols, int32_t layer,
+                  sl_error *err);
 
 /* The tensor of a role; NULL: there is none. */
 const sl_tensor *bind_find(const sl_model *m, role r, int32_t layer);

@@ -1,7 +1,8 @@
 /* The table of mixers, and what blocks share. */
 #include "model/block.h"
 
-const block *const block_mixers[MIXER_COUNT] = {[MIXER_ATTENTION] = &block_attention, [MIXER_DELTA] = &block_delta};
+const block *const block_mixers[MIXER_COUNT] = {
+    [MIXER_ATTENTION] = &block_attention, [MIXER_DELTA] = &block_delta, [MIXER_MLA] = &block_mla};
 
 sl_view area_take(area *a, int64_t cols) {
     sl_view v = {.buffer = a->buffer, .offset = a->bytes, .rows = SL_ROWS_ALL, .cols = (int32_t)cols};

@@ -34,8 +34,8 @@ typedef struct block {
     void (*record)(const sl_model *m, const recorder *r, int32_t layer);
 } block;
 
-extern const block block_attention, block_delta; /* mixers */
-extern const block block_dense, block_moe;       /* FFNs */
+extern const block block_attention, block_delta, block_mla; /* mixers */
+extern const block block_dense, block_moe;                  /* FFNs */
 
 /* By kind of mixer. */
 extern const block *const block_mixers[MIXER_COUNT];

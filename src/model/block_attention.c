@@ -1,4 +1,4 @@
-/* Attention: grouped queries, norms of q and k per head, rotation, biases, an output gate. */
+/* Attention: grouped queries, norms of q and k, rotation, biases, an output gate, a window, sinks. */
 #include "model/bind.h"
 #include "model/block.h"
 
@@ -23,7 +23,10 @@ static bool resolve(sl_model *m, int32_t layer, sl_error *err) {
                              {ROLE_K, w.kv, h, false},
                              {ROLE_V, w.kv, h, false},
                              {ROLE_O, h, w.q, false}};
-    const expected norms[] = {{ROLE_Q_NORM, 0, m->config.head_dim, false}, {ROLE_K_NORM, 0, m->config.head_dim, false}};
+    bool whole = m->arch->qk_norm == QK_NORM_WHOLE;
+    const expected norms[] = {{ROLE_Q_NORM, 0, whole ? w.q : m->config.head_dim, m->qk_norm_optional},
+                              {ROLE_K_NORM, 0, whole ? w.kv : m->config.head_dim, m->qk_norm_optional}};
+    const expected sinks[] = {{ROLE_SINKS, 0, m->config.heads, false}};
     bool may_lack = m->biases == BIASES_OPTIONAL;
     const expected biased[] = {{ROLE_Q_BIAS, 0, w.q_product, may_lack},
                                {ROLE_K_BIAS, 0, w.kv, may_lack},
@@ -32,7 +35,8 @@ static bool resolve(sl_model *m, int32_t layer, sl_error *err) {
     size_t bias_count = m->biases == BIASES_NONE ? 0 : SL_COUNT(biased) - !m->arch->bias_of_o;
     resident *r = m->layers[layer].r;
     return bind_all(m, r, list, SL_COUNT(list), layer, err) && bind_all(m, r, biased, bias_count, layer, err) &&
-           (!m->arch->qk_norm || bind_all(m, r, norms, SL_COUNT(norms), layer, err));
+           (!m->qk_norm || bind_all(m, r, norms, SL_COUNT(norms), layer, err)) &&
+           (!m->arch->sinks || bind_all(m, r, sinks, 1, layer, err));
 }
 
 typedef struct views {
@@ -59,6 +63,19 @@ static sl_view half_of(const sl_model *m, sl_view product, int half) {
     return product;
 }
 
+/* Norms of q and k: per head within the op, or before it over all heads together. */
+static void record_norms(const sl_model *m, sl_program *p, const resident *r, const views *v, sl_attention *att) {
+    if (!r[ROLE_Q_NORM].tensor)
+        return;
+    if (m->arch->qk_norm == QK_NORM_WHOLE) {
+        sl_op_rms_norm(p, v->q, v->q, &r[ROLE_Q_NORM].weight, m->config.norm_eps);
+        sl_op_rms_norm(p, v->k, v->k, &r[ROLE_K_NORM].weight, m->config.norm_eps);
+        return;
+    }
+    att->q_norm = r[ROLE_Q_NORM].weight;
+    att->k_norm = r[ROLE_K_NORM].weight;
+}
+
 static void record(const sl_model *m, const recorder *rec, int32_t layer) {
     const sl_model_config *c = &m->config;
     const resident *r = m->layers[layer].r;
@@ -75,20 +92,20 @@ static void record(const sl_model *m, const recorder *rec, int32_t layer) {
         .head_dim = c->head_dim,
         .scale = 1.0f / sqrtf((float)c->head_dim),
         .norm_eps = c->norm_eps,
+        .window = m->windowed[layer] ? c->window : 0,
         .rope = {.dims = c->rope_dims,
                  .interleaved = model_is_gguf(m) && m->arch->gguf_interleaved,
                  .inv_freq = m->inv_freq,
                  .scale = m->rope_scale},
     };
-    if (r[ROLE_Q_NORM].tensor)
-        att.q_norm = r[ROLE_Q_NORM].weight;
-    if (r[ROLE_K_NORM].tensor)
-        att.k_norm = r[ROLE_K_NORM].weight;
+    if (r[ROLE_SINKS].tensor)
+        att.sinks = r[ROLE_SINKS].weight;
     if (c->attn_gate) {
         att.head_stride = 2 * c->head_dim;
         att.gate = half_of(m, v.q, 1);
     }
     sl_op_linear(rec->program, rec->normed, qkv, 3);
+    record_norms(m, rec->program, r, &v, &att);
     sl_op_attention(rec->program, v.mixed, c->attn_gate ? half_of(m, v.q, 0) : v.q, v.k, v.v, &att);
     sl_op_linear(rec->program, v.mixed, &o, 1);
 }

@@ -78,7 +78,7 @@ static bool resolve(sl_model *m, int32_t layer, sl_error *err) {
                              {ROLE_DELTA_OUT, c->hidden, w.value, false}};
     resident *r = m->layers[layer].r;
     return bind_all(m, r, list, SL_COUNT(list), layer, err) &&
-           bind_floats(m, r, ROLE_DELTA_CONV, w.channels, c->delta_kernel, layer, err) &&
+           bind_floats(m, r, ROLE_DELTA_CONV, ROLE_DELTA_CONV, w.channels, c->delta_kernel, layer, err) &&
            check_conv_order(m, layer, err) && resolve_inputs(m, layer, err);
 }
 

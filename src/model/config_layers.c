@@ -11,10 +11,14 @@
 static const struct {
     const char *name;
     mixer mixer;
-} layer_types[] = {{"full_attention", MIXER_ATTENTION}, {"linear_attention", MIXER_DELTA}};
+    bool windowed;
+} layer_types[] = {{"full_attention", MIXER_ATTENTION, false},
+                   {"sliding_attention", MIXER_ATTENTION, true},
+                   {"linear_attention", MIXER_DELTA, false}};
 
-static bool is_allowed(const sl_model *m, mixer kind) {
-    return (m->arch->mixers >> kind & 1) != 0;
+static bool is_allowed(const sl_model *m, size_t type) {
+    return (m->arch->mixers >> layer_types[type].mixer & 1) != 0 &&
+           (!layer_types[type].windowed || m->config.window > 0);
 }
 
 /* "full_attention or linear_attention for each layer (no other is supported)" */
@@ -22,7 +26,7 @@ static bool wrong_type(const sl_model *m, const config_source *s, config_key key
     char expected[160] = "";
     size_t used = 0;
     for (size_t i = 0; i < SL_COUNT(layer_types); i++)
-        if (is_allowed(m, layer_types[i].mixer))
+        if (is_allowed(m, i))
             used += (size_t)snprintf(expected + used, sizeof expected - used, "%s%s", used ? " or " : "",
                                      layer_types[i].name);
     snprintf(expected + used, sizeof expected - used, " for each layer (no other is supported)");
@@ -40,20 +44,26 @@ static bool read_layer_types(sl_model *m, const config_source *s, json_t *list, 
         size_t i = 0;
         while (i < SL_COUNT(layer_types) && !(name && strcmp(name, layer_types[i].name) == 0))
             i++;
-        if (i == SL_COUNT(layer_types) || !is_allowed(m, layer_types[i].mixer))
+        if (i == SL_COUNT(layer_types) || !is_allowed(m, i))
             return wrong_type(m, s, key, err);
         m->mixers[l] = (uint8_t)layer_types[i].mixer;
+        m->windowed[l] = layer_types[i].windowed;
     }
     return true;
 }
 
-/* Every so many layers one of full attention, the others linear. */
+/* All layers alike; or every so many one of full attention, the others linear or with a window. */
 static bool read_interval(sl_model *m, const config_source *s, sl_error *err) {
     const config_key key = {"full_attention_interval", "full_attention_interval"};
     int64_t interval = 4;
     bool found;
-    if (!is_allowed(m, MIXER_DELTA))
-        return true; /* calloc: attention */
+    bool latent = m->arch->mixers >> MIXER_MLA & 1, delta = m->arch->mixers >> MIXER_DELTA & 1;
+    for (int32_t l = 0; l < m->config.layers; l++) {
+        m->mixers[l] = latent ? MIXER_MLA : MIXER_ATTENTION;
+        m->windowed[l] = m->config.window > 0 && (m->arch->sliding == 1 || (l + 1) % m->arch->sliding != 0);
+    }
+    if (!delta)
+        return true;
     if (!config_integer(s, key, 1, INT32_MAX, &interval, &found, err))
         return false;
     for (int32_t l = 0; l < m->config.layers; l++)
@@ -67,7 +77,7 @@ static bool read_mixers(sl_model *m, const config_source *s, sl_error *err) {
     if (!(list && !json_is_null(list) ? read_layer_types(m, s, list, err) : read_interval(m, s, err)))
         return false;
     for (int32_t l = 0; l < m->config.layers; l++)
-        attention += m->mixers[l] == MIXER_ATTENTION;
+        attention += m->mixers[l] != MIXER_DELTA;
     return attention > 0 ||
            sl_fail(err, SL_ERR_UNSUPPORTED, "%s: %d layers, none of them of full attention", s->file, m->config.layers);
 }
@@ -104,14 +114,15 @@ static bool read_dense(sl_model *m, const config_source *s, sl_error *err) {
     if (!config_integer(s, (config_key){"decoder_sparse_step", NULL}, 1, INT32_MAX, &step, &found, err))
         return false;
     for (int32_t i = 0; i < m->config.layers; i++)
-        m->dense[i] = (i + 1) % step != 0;
+        m->dense[i] = (i + 1) % step != 0 || i < m->config.first_dense;
     return read_mlp_only(m, s, err);
 }
 
 bool config_read_layers(sl_model *m, const config_source *s, sl_error *err) {
     m->mixers = calloc((size_t)m->config.layers, 1);
     m->dense = calloc((size_t)m->config.layers, 1);
-    if (!m->mixers || !m->dense)
+    m->windowed = calloc((size_t)m->config.layers, 1);
+    if (!m->mixers || !m->dense || !m->windowed)
         return sl_fail(err, SL_ERR_MEMORY, "out of memory");
     return read_mixers(m, s, err) && read_dense(m, s, err);
 }

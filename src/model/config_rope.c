@@ -130,13 +130,29 @@ static bool read_truncate(sl_model *m, const config_source *s, json_t *scaling, 
     json_t *v = scaling ? json_object_get(scaling, key.hf) : NULL;
     if (v && !json_is_null(v) && !json_is_boolean(v))
         return config_wrong(s, scaling, key, "true or false", err);
-    m->rope.fractional = json_is_false(v);
+    m->rope.fractional = s->json ? json_is_false(v) : m->arch->yarn_fractional;
+    return true;
+}
+
+/* MLA: the part of its own, rotated by neighbours unless rope_interleave says otherwise; GGUF keeps one factor of
+ * yarn's. */
+static bool read_latent(sl_model *m, const config_source *s, sl_error *err) {
+    const config_key key = {"rope_interleave", NULL}, log = {NULL, "rope.scaling.yarn_log_multiplier"};
+    double times = 0;
+    bool found;
+    m->rope.interleaved = true;
+    m->config.rope_dims = m->config.qk_rope;
+    if (!config_flag(s, key, &m->rope.interleaved, &found, err) ||
+        !config_number(s, NULL, log, 0, 1e3, &times, &found, err))
+        return false;
+    if (!s->json) /* cos and sin are not scaled: the factors of both are the same in what was published */
+        m->rope.mscale = m->rope.mscale_all_dim = times * 10;
     return true;
 }
 
 /* Rotated dimensions of a head: GGUF stores them, Hugging Face a part, beside theta or beside the object it is in. */
 static bool read_dimensions(sl_model *m, const config_source *s, json_t *scaling, sl_error *err) {
-    const config_key key = {"partial_rotary_factor", NULL}, count = {NULL, "rope.dimension_count"};
+    const config_key key = {"partial_rotary_factor", NULL}, count = {"rotary_dim", "rope.dimension_count"};
     const sl_model_config *c = &m->config;
     bool may = m->arch->rotary > 0, found = false;
     double part = may ? m->arch->rotary : 1, least = may ? 0 : 1;
@@ -147,7 +163,9 @@ static bool read_dimensions(sl_model *m, const config_source *s, json_t *scaling
         return false;
     if (may)
         dims = (int64_t)(c->head_dim * part);
-    if (!s->json && !config_integer(s, count, 0, c->head_dim, &dims, &found, err))
+    if (c->kv_lora)
+        return read_latent(m, s, err);
+    if ((may || !s->json) && !config_integer(s, count, 0, c->head_dim, &dims, &found, err))
         return false;
     if (dims % 2)
         return sl_fail(err, SL_ERR_FORMAT, "%s: %d rotated dimensions of a head, an even number expected", s->file,

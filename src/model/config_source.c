@@ -38,7 +38,9 @@ void config_source_free(config_source *s) {
 
 /* Second spellings of fields at config.json's top: transformers 5 writes some fields under the name that it uses for
  * all architectures. */
-static const struct { const char *name, *other; } aliases[] = {{"num_experts", "num_local_experts"}};
+static const struct {
+    const char *name, *other;
+} aliases[] = {{"num_experts", "num_local_experts"}, {"num_experts", "n_routed_experts"}};
 
 static json_t *json_set(const json_t *object, const char *name) {
     json_t *v = json_object_get(object, name);

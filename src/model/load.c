@@ -61,6 +61,20 @@ static bool check_vector(const loader *l, const resident *r, const float *v, int
     return true;
 }
 
+/* The vector's elements, or every so-many-th of them, to floats. */
+static bool take_elements(const resident *r, const sl_matrix *m, float *dst, sl_error *err) {
+    int64_t every = r->every ? r->every : 1, n = r->weight.matrix.rows * r->weight.matrix.cols;
+    float *all = every > 1 ? malloc((size_t)m->cols * sizeof *all) : dst;
+    if (!all)
+        return sl_fail(err, SL_ERR_MEMORY, "tensor %s: out of memory", r->tensor->name);
+    sl_format_get(m->format)->dequantize(m, 0, 0, m->cols, all);
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = folded(r->fold, all[i * every + r->first]);
+    if (all != dst)
+        free(all);
+    return true;
+}
+
 /* Norms, biases and other small ones: any float format, to f32. */
 static bool load_vector(loader *l, const resident *r, role what, sl_error *err) {
     const sl_tensor *t = r->tensor;
@@ -76,13 +90,10 @@ static bool load_vector(loader *l, const resident *r, role what, sl_error *err) 
             raw[i] ? read_part(l, t, i, raw[i], err) : sl_fail(err, SL_ERR_MEMORY, "tensor %s: out of memory", t->name);
         m.part[i] = raw[i];
     }
-    if (ok)
-        sl_format_get(m.format)->dequantize(&m, 0, 0, m.cols, dst);
-    for (int64_t i = 0; ok && i < m.cols; i++)
-        dst[i] = folded(r->fold, dst[i]);
+    ok = ok && take_elements(r, &m, dst, err);
     for (int i = 0; i < 3; i++)
         free(raw[i]);
-    return ok && check_vector(l, r, dst, m.cols, what, err);
+    return ok && check_vector(l, r, dst, r->weight.matrix.rows * r->weight.matrix.cols, what, err);
 }
 
 /* Rows [row0, row0 + n) of one part; scales of a format may serve several rows. */

@@ -31,6 +31,7 @@ void sl_model_free(sl_model *m) {
     free(m->layers);
     free(m->mixers);
     free(m->dense);
+    free(m->windowed);
     free(m->used);
     free(m->inv_freq);
     free(m);
@@ -87,14 +88,23 @@ const sl_matrix *sl_model_expert_matrices(const sl_model *m, int32_t i, int32_t 
     return m->layers[l].proj;
 }
 
+bool sl_model_experts_alternate(const sl_model *m, int32_t i) {
+    int32_t layer;
+    sl_model_expert_matrices(m, i, &layer);
+    return m->layers[layer].alternating;
+}
+
 bool sl_model_uses(const sl_model *m, size_t tensor) {
     return m->used[tensor];
 }
 
 bool sl_model_kv_layout(const sl_model *m, sl_kv_format format, sl_kv_layout *out, sl_error *err) {
     const sl_model_config *c = &m->config;
-    *out = (sl_kv_layout){
-        .format = format, .layers = c->attention_layers, .kv_heads = c->kv_heads, .head_dim = c->head_dim};
+    *out = (sl_kv_layout){.format = format,
+                          .layers = c->attention_layers,
+                          .kv_heads = c->kv_heads,
+                          .head_dim = c->head_dim,
+                          .planes = c->kv_lora ? 1 : 2};
     if (format == SL_KV_Q8_0 && c->head_dim % 32)
         return sl_fail(err, SL_ERR_UNSUPPORTED, "kv-type q8_0: head_dim %d is not a multiple of 32", c->head_dim);
     return true;

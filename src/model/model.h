@@ -20,6 +20,15 @@ typedef struct sl_model_config {
     int32_t moe_layers; /* 0: dense */
     int32_t experts, top_k, expert_ffn, shared_ffn;
     bool normalize_topk;
+    float weight_scale;         /* of the chosen experts' weights; 0: none */
+    int32_t groups, top_groups; /* of experts to choose from; 0: none */
+    int32_t shared_count;       /* shared experts, each of expert_ffn */
+    int32_t first_dense;        /* so many first layers have no routed experts */
+    int32_t window;             /* positions that layers with a window see; 0: none has one */
+    float swiglu_limit;         /* 0: plain SwiGLU */
+    /* MLA: width of the queries' narrow space (0: none) and of the latent; of a head: part of a key that is not
+     * rotated, part that is, a value. kv_heads is 1 then, head_dim the latent and the rotated part. */
+    int32_t q_lora, kv_lora, qk_nope, qk_rope, v_dim;
     float norm_eps;
     double rope_theta;
     int32_t rope_dims;
@@ -56,6 +65,8 @@ const sl_model_experts *sl_model_expert_layers(const sl_model *m, int32_t *count
 /* Layout of a MoE layer's projections (gate, up, down; part[] NULL), and its number in the model. i: as in
  * expert_layers. */
 const sl_matrix *sl_model_expert_matrices(const sl_model *m, int32_t i, int32_t *layer);
+/* Gate of that MoE layer holds the rows of gate and up in turn; up has no extents. */
+bool sl_model_experts_alternate(const sl_model *m, int32_t i);
 /* Whether the forward pass reads this tensor of the checkpoint (one that is not is known to be of no use). */
 bool sl_model_uses(const sl_model *m, size_t tensor);
 /* Formats in use, "Q4_1, Q8_0", for info; buffer owned by the model. */

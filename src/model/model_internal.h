@@ -15,6 +15,7 @@ typedef struct rope_config {
     double attention_factor;       /* yarn: of cos and sin; 0: from mscale and mscale_all_dim, or 0.1 ln(factor) + 1 */
     double mscale, mscale_all_dim; /* yarn; 0: not given */
     double attention_times;        /* yarn in GGUF: multiplies that */
+    bool interleaved;              /* MLA: neighbours are rotated together */
 } rope_config;
 
 /* Biases of the attention's projections. */
@@ -40,6 +41,7 @@ typedef struct resident {
     sl_weight weight;        /* offsets are set by layout, buffer by load */
     bool vector;             /* becomes f32, matrix.rows * matrix.cols of them */
     fold fold;
+    int32_t every, first; /* vector: takes elements first, first + every, ...; every 0: all */
     row_split split;
 } resident;
 
@@ -50,6 +52,7 @@ typedef struct model_layer {
     const struct block *mixer, *ffn; /* what the layer is made of */
     int32_t mixer_index;             /* among the layers of its mixer */
     bool moe;
+    bool alternating; /* proj[gate] has the rows of gate and up in turn */
     int32_t moe_index;
     sl_matrix proj[SL_PROJ_COUNT]; /* layout of an expert */
 } model_layer;
@@ -61,9 +64,11 @@ struct sl_model {
     sl_model_config config;
     rope_config rope;
     biases biases;
-    bool one_plus;   /* norms are stored as trained: they multiply by 1 + w */
-    uint8_t *mixers; /* [layers]: mixer of each */
-    uint8_t *dense;  /* [layers]: not MoE by configuration */
+    bool qk_norm, qk_norm_optional; /* norms of q and k; may lack (GGUF) */
+    bool one_plus;                  /* norms are stored as trained: they multiply by 1 + w */
+    uint8_t *mixers;                /* [layers]: mixer of each */
+    uint8_t *dense;                 /* [layers]: not MoE by configuration */
+    uint8_t *windowed;              /* [layers]: attention sees config.window positions */
     resident global[ROLE_LAYER_FIRST];
     model_layer *layers;
     sl_model_experts *experts; /* [moe_layers] */
@@ -91,6 +96,8 @@ void model_place(sl_model *m);
 bool model_resolve_experts(sl_model *m, int32_t layer, sl_error *err);
 /* rope.c: fills inv_freq and rope_scale. factors: per-dimension divisors (GGUF rope_freqs) or NULL. */
 bool model_rope_frequencies(sl_model *m, const float *factors, sl_error *err);
+/* Of q.k for heads of dim: MLA's grows with yarn. */
+float model_attention_scale(const sl_model *m, int32_t dim);
 /* record.c: the forward pass. */
 bool model_record(sl_model *m, int32_t max_rows, int32_t max_outs, sl_error *err);
 uint64_t model_view_bytes(const sl_model *m, int32_t max_rows, int32_t max_outs);

@@ -22,6 +22,15 @@ typedef enum role {
     ROLE_O_BIAS,
     ROLE_Q_NORM,
     ROLE_K_NORM,
+    ROLE_SINKS,
+    ROLE_Q_A, /* of MLA: queries by way of a narrow space, */
+    ROLE_Q_A_NORM,
+    ROLE_Q_B,
+    ROLE_KV_A, /* keys and values from a latent, behind it the rotated part of the keys */
+    ROLE_KV_A_NORM,
+    ROLE_KV_B, /* per head: from latent to key, to value; in GGUF apart: */
+    ROLE_K_B,  /* per head, transposed */
+    ROLE_V_B,
     ROLE_DELTA_QKV, /* rows: queries, keys, values */
     ROLE_DELTA_Z,   /* output gate */
     ROLE_DELTA_B,   /* beta */
@@ -38,6 +47,13 @@ typedef enum role {
     ROLE_UP,
     ROLE_DOWN,
     ROLE_ROUTER,
+    ROLE_ROUTER_BIAS,
+    ROLE_CHOICE_BIAS,      /* added to the scores for choosing alone */
+    ROLE_EXPERT_GATE_BIAS, /* [experts][width], resident */
+    ROLE_EXPERT_UP_BIAS,
+    ROLE_EXPERT_DOWN_BIAS,
+    ROLE_EXPERT_GATE_UP_BIAS,  /* in turn; loaded as the first two */
+    ROLE_EXPERT_DOWN_BIAS_MLX, /* loaded as that of down */
     ROLE_SHARED_GATE,
     ROLE_SHARED_UP,
     ROLE_SHARED_DOWN,

@@ -119,7 +119,7 @@ static void add_layer(probe *p, const sl_model *from, int32_t l, int32_t *const 
 static void lay_out(probe *p, const sl_model *from, bool moe, int32_t n, int32_t spare) {
     int32_t all[MIXER_COUNT], seen[MIXER_COUNT] = {0}, taken[MIXER_COUNT] = {0}, kind = 0;
     sl_model_config *c = &p->m.config;
-    int32_t *const mixer_layers[MIXER_COUNT] = {&c->attention_layers, &c->delta_layers};
+    int32_t *const mixer_layers[MIXER_COUNT] = {&c->attention_layers, &c->delta_layers, &c->attention_layers};
     count_mixers(from, moe, all);
     for (int i = 0; i < MIXER_COUNT; i++)
         kind += all[i];
@@ -142,19 +142,24 @@ static void lay_out(probe *p, const sl_model *from, bool moe, int32_t n, int32_t
     model_place(&p->m);
 }
 
-/* The fewest layers that have the model's proportion of mixers, where that is a handful; else 1. */
-static int32_t pattern(const sl_model *from, bool moe) {
-    int32_t all[MIXER_COUNT], a, b;
-    count_mixers(from, moe, all);
-    a = all[MIXER_ATTENTION];
-    b = all[MIXER_DELTA];
+static int32_t common_divisor(int32_t a, int32_t b) {
     while (b) {
         int32_t rest = a % b;
         a = b;
         b = rest;
     }
-    int32_t n = a ? (all[MIXER_ATTENTION] + all[MIXER_DELTA]) / a : 1;
-    return n <= LONGEST_PATTERN ? n : 1;
+    return a;
+}
+
+/* The fewest layers that have the model's proportion of mixers, where that is a handful; else 1. */
+static int32_t pattern(const sl_model *from, bool moe) {
+    int32_t all[MIXER_COUNT], common = 0, sum = 0;
+    count_mixers(from, moe, all);
+    for (int i = 0; i < MIXER_COUNT; i++) {
+        common = common_divisor(all[i], common);
+        sum += all[i];
+    }
+    return common && sum / common <= LONGEST_PATTERN ? sum / common : 1;
 }
 
 static bool init_layouts(sl_kv_layout *kv, sl_state_layout *state, uint64_t slab, sl_error *err) {

@@ -83,7 +83,8 @@ static bool layer_is_moe(const sl_model *m, int32_t layer) {
 static bool resolve_layer(sl_model *m, int32_t layer, sl_error *err) {
     model_layer *l = &m->layers[layer];
     sl_model_config *c = &m->config;
-    int32_t *const counts[MIXER_COUNT] = {[MIXER_ATTENTION] = &c->attention_layers, [MIXER_DELTA] = &c->delta_layers};
+    int32_t *const counts[MIXER_COUNT] = {
+        [MIXER_ATTENTION] = &c->attention_layers, [MIXER_DELTA] = &c->delta_layers, [MIXER_MLA] = &c->attention_layers};
     l->moe = layer_is_moe(m, layer);
     l->moe_index = l->moe ? c->moe_layers++ : -1;
     l->mixer = block_mixers[m->mixers[layer]];

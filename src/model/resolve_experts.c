@@ -46,7 +46,7 @@ static bool expert_tensor(sl_model *m, const expert_naming *n, int proj, int32_t
         if (!sl_tensor_slice(t, expert, out, err))
             return false;
     }
-    if (n->fused && proj != SL_PROJ_DOWN) {
+    if (n->fused && proj != SL_PROJ_DOWN && !m->arch->alternating) {
         if (out->dims != 2 || out->shape[0] % 2)
             return sl_fail(err, SL_ERR_FORMAT,
                            "%s: tensor %s has %lld rows per expert, an even number (gate, then up) expected",
@@ -84,6 +84,8 @@ static bool check_projection(sl_model *m, const sl_tensor *t, int proj, int32_t 
         c->expert_ffn = (int32_t)sl_min_i64(t->shape[proj == SL_PROJ_DOWN], 1 << 22);
     int64_t rows = proj == SL_PROJ_DOWN ? c->hidden : c->expert_ffn,
             cols = proj == SL_PROJ_DOWN ? c->expert_ffn : c->hidden;
+    if (m->layers[layer].alternating && proj == SL_PROJ_GATE)
+        rows *= 2;
     if (t->shape[0] != rows || t->shape[1] != cols)
         return sl_fail(err, SL_ERR_FORMAT,
                        "%s: tensor %s: %s of expert %d is %lldx%lld, the configuration gives %lldx%lld",
@@ -133,6 +135,7 @@ bool model_resolve_experts(sl_model *m, int32_t layer, sl_error *err) {
     const expert_naming *n = find_naming(m, layer);
     if (!n)
         return no_experts(m, layer, err);
+    m->layers[layer].alternating = n->fused && m->arch->alternating;
     sl_model_experts *e = &m->experts[m->layers[layer].moe_index];
     sl_extent *extents = calloc((size_t)m->config.experts * SL_EXPERT_PARTS, sizeof *extents);
     e->experts = m->config.experts;
@@ -142,6 +145,8 @@ bool model_resolve_experts(sl_model *m, int32_t layer, sl_error *err) {
     for (int32_t x = 0; x < m->config.experts; x++) {
         for (int proj = 0; proj < SL_PROJ_COUNT; proj++) {
             sl_tensor t;
+            if (m->layers[layer].alternating && proj == SL_PROJ_UP)
+                continue; /* its rows are among those of gate */
             if (!expert_tensor(m, n, proj, layer, x, &t, err) || !check_projection(m, &t, proj, layer, x, err))
                 return false;
             for (int32_t i = 0; i < t.parts; i++) {

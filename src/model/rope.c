@@ -66,6 +66,12 @@ static double scaled(const sl_model *m, int32_t i, double f) {
     }
 }
 
+float model_attention_scale(const sl_model *m, int32_t dim) {
+    const rope_config *r = &m->rope;
+    double times = r->type == ROPE_YARN && r->mscale_all_dim > 0 ? yarn_mscale(r->factor, r->mscale_all_dim) : 1;
+    return (float)(times * times / sqrt(dim));
+}
+
 bool model_rope_frequencies(sl_model *m, const float *factors, sl_error *err) {
     int32_t half = m->config.rope_dims / 2;
     free(m->inv_freq);

@@ -184,7 +184,7 @@ typedef struct sl_attention {
     /* Elements from one head of q to the next, and of the gate: where a product gives [q | gate] per head, both are
      * views of it. The view's columns are (heads - 1) * head_stride + head_dim. 0: head_dim. */
     int32_t head_stride;
-    sl_view gate;    /* dst = attention * sigmoid(gate); buffer 0: none */
+    sl_view gate; /* dst = attention * sigmoid(gate); buffer 0: none */
     /* 0: head_dim. Else no V is stored (KV of one plane) and v is not looked at: values are the first value_dim columns
      * of the keys (MLA's latent, one KV head); dst has heads * value_dim columns. */
     int32_t value_dim;
@@ -241,11 +241,19 @@ typedef struct sl_moe {
     /* 0: an expert's inner row is silu(gate) * up. Else, gate <= swiglu_limit and -swiglu_limit <= up <= swiglu_limit
      * being clamped, gate * sigmoid(swiglu_alpha * gate) * (up + 1) (gpt_oss). Not of the shared expert. */
     float swiglu_limit, swiglu_alpha;
-    sl_weight bias[SL_PROJ_COUNT];   /* [experts][rows of the projection], F32: of the experts; all or none */
-    sl_matrix proj[SL_PROJ_COUNT];   /* layout of an expert's projections (part[] unused) */
+    sl_weight bias[SL_PROJ_COUNT]; /* [experts][rows of the projection], F32: of the experts; all or none */
+    sl_matrix proj[SL_PROJ_COUNT]; /* layout of an expert's projections (part[] unused) */
+    /* Rows of gate and up alternate in one matrix (gpt_oss as Hugging Face has it): gate is that matrix, of twice the
+     * rows, and up is not looked at, nor are its parts in what the source hands out. */
+    bool alternating;
     sl_weight shared[SL_PROJ_COUNT]; /* shared expert; buffer 0: none */
     sl_weight shared_gate;           /* [1][hidden], sigmoid; optional */
 } sl_moe;
+
+/* Rows of an expert's gate. */
+static inline int64_t sl_moe_inner(const sl_moe *m) {
+    return m->alternating ? m->proj[SL_PROJ_GATE].rows / 2 : m->proj[SL_PROJ_GATE].rows;
+}
 
 /* A recorded program: created by an implementation, filled by sl_op_* calls, run many times. Recording errors are kept
  * and returned by sl_program_end. */
@@ -332,8 +340,8 @@ uint64_t sl_ops_scratch_bytes(const sl_ops *ops, int32_t max_rows, int32_t hidde
                               int32_t heads, int32_t head_dim, const sl_delta *delta);
 void sl_ops_set_experts(sl_ops *ops, const sl_expert_source *source);
 
-/* Looks at the mixture of experts while it runs: which experts rows chose, and what these are multiplied with. Called on
- * the step's thread. Either function may be NULL. */
+/* Looks at the mixture of experts while it runs: which experts rows chose, and what these are multiplied with. Called
+ * on the step's thread. Either function may be NULL. */
 typedef struct sl_moe_watch {
     void *self;
     /* ids, weights: [step->rows][top_k], ids of a row ascending */

@@ -107,7 +107,7 @@ static bool check_delta(const checker *c, const op *o) {
 static bool check_moe(const checker *c, const op *o) {
     const sl_moe *m = &o->u.moe;
     for (int i = 0; i < SL_PROJ_COUNT; i++) {
-        sl_matrix layout = m->proj[i];
+        sl_matrix layout = m->proj[m->alternating && i == SL_PROJ_UP ? SL_PROJ_GATE : i];
         if (!sl_matrix_layout(&layout, c->err))
             return sl_fail_prefix(c->err, "recording an expert's projection");
         if (has_weight(&m->shared[SL_PROJ_GATE]) && !check_weight(c, "shared expert", &m->shared[i]))

@@ -24,10 +24,11 @@ typedef struct moe_run {
 } moe_run;
 
 static sl_matrix expert_matrix(const moe_run *x, const sl_expert_view *v, int proj) {
-    sl_matrix w = x->m->proj[proj];
+    int from = x->m->alternating && proj == SL_PROJ_UP ? SL_PROJ_GATE : proj;
+    sl_matrix w = x->m->proj[from];
     for (int i = 0; i < 3; i++)
-        w.part[i] = v->part[proj * 3 + i];
-    return w;
+        w.part[i] = v->part[from * 3 + i];
+    return x->m->alternating && proj != SL_PROJ_DOWN ? sl_matrix_every(&w, proj == SL_PROJ_UP, 2) : w;
 }
 
 static int32_t pair_count(const moe_run *x, int32_t id) {
@@ -51,9 +52,9 @@ static cpu_rows pair_rows(const moe_run *x, const sl_expert_view *v) {
 
 static const float *expert_bias(const moe_run *x, const sl_expert_view *v, int proj) {
     const sl_weight *w = &x->m->bias[proj];
-    return w->buffer ? (const float *)(const void *)ops_at(x->r->o, w->buffer, w->offset[0]) +
-                           (int64_t)v->id * x->m->proj[proj].rows
-                     : NULL;
+    return w->buffer
+               ? (const float *)(const void *)ops_at(x->r->o, w->buffer, w->offset[0]) + (int64_t)v->id * w->matrix.cols
+               : NULL;
 }
 
 /* h[pair] = silu(gate . x[row of pair]) * (up . x); pairs of expert v begin at row `at` of inner. */
@@ -380,7 +381,7 @@ bool cpu_run_moe(cpu_run *r, const op *o) {
                  .src_stride = o->src.stride,
                  .residual_stride = o->dst.stride,
                  .hidden = o->dst.cols,
-                 .inner = (int32_t)m->proj[SL_PROJ_GATE].rows,
+                 .inner = (int32_t)sl_moe_inner(m),
                  .kept = (int64_t)rows * m->top_k * o->dst.cols * (int64_t)sizeof(float) <= r->o->rank_bytes};
     x.inner_stride = (int64_t)sl_round_up((uint64_t)x.inner, 16);
     uint64_t t0 = sl_now_ns();

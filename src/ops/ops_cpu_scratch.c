@@ -61,9 +61,9 @@ static void measure_moe(const sl_ops_cpu *o, scratch_extent *e, int64_t rows, in
     widen(&e->rank_floats, pairs * hidden);
     widen(&e->sum, hidden);
     widen(&e->widest, hidden);
-    widen(&e->inner, m->proj[SL_PROJ_GATE].rows);
+    widen(&e->inner, sl_moe_inner(m));
     if (cpu_moe_apart(m))
-        widen(&e->inner_up, m->proj[SL_PROJ_UP].rows);
+        widen(&e->inner_up, sl_moe_inner(m));
     widen(&e->experts, m->experts);
     widen(&e->top_k, m->top_k);
     if (m->shared[SL_PROJ_GATE].matrix.rows > 0) {

@@ -80,6 +80,9 @@ static bool add_moe(sl_ops_gpu *o, const sl_moe *m, sl_error *err) {
     if (m->experts > GPU_EXPERTS)
         return sl_fail(err, SL_ERR_UNSUPPORTED, "MoE layer %d: %d experts, at most %d expected", m->layer, m->experts,
                        GPU_EXPERTS);
+    if (m->alternating)
+        return sl_fail(err, SL_ERR_UNSUPPORTED, "MoE layer %d: alternating rows of gate and up on a GPU: not yet there",
+                       m->layer);
     bool ok = add_weight(o, &m->router, err) && add_weight(o, &m->shared_gate, err);
     for (int i = 0; ok && i < SL_PROJ_COUNT; i++)
         ok = add_weight(o, &m->shared[i], err) && gpu_format_add(o, &m->proj[i], NULL, err);

@@ -305,9 +305,22 @@ static void expect_router(sl_program *p, const sl_moe *m) {
         record_error(p, "moe groups chosen from", m->top_groups, m->groups);
 }
 
+static void expect_projections(sl_program *p, const sl_moe *m, int32_t hidden) {
+    int64_t inner = sl_moe_inner(m);
+    expect(p, "expert gate", m->proj[SL_PROJ_GATE].cols, hidden);
+    expect(p, "expert down", m->proj[SL_PROJ_DOWN].cols, inner);
+    if (m->alternating) {
+        expect(p, "expert gate and up", m->proj[SL_PROJ_GATE].rows, 2 * inner);
+        return;
+    }
+    expect(p, "expert up", m->proj[SL_PROJ_UP].cols, hidden);
+    expect(p, "expert up rows", m->proj[SL_PROJ_UP].rows, inner);
+}
+
 static void expect_biases(sl_program *p, const sl_moe *m) {
     for (int i = 0; i < SL_PROJ_COUNT; i++) {
-        expect_vector(p, "expert bias", &m->bias[i], m->experts, m->proj[i].rows);
+        expect_vector(p, "expert bias", &m->bias[i], m->experts,
+                      i == SL_PROJ_DOWN ? m->proj[SL_PROJ_DOWN].rows : sl_moe_inner(m));
         expect(p, "expert biases", m->bias[i].buffer != 0, m->bias[0].buffer != 0);
     }
     if (!(m->swiglu_limit >= 0))
@@ -321,10 +334,7 @@ void sl_op_moe(sl_program *p, sl_view residual, sl_view src, const sl_moe *m) {
     expect_router(p, m);
     expect_biases(p, m);
     expect(p, "router", m->router.matrix.cols, src.cols);
-    expect(p, "expert gate", m->proj[SL_PROJ_GATE].cols, src.cols);
-    expect(p, "expert up", m->proj[SL_PROJ_UP].cols, src.cols);
-    expect(p, "expert up rows", m->proj[SL_PROJ_UP].rows, m->proj[SL_PROJ_GATE].rows);
-    expect(p, "expert down", m->proj[SL_PROJ_DOWN].cols, m->proj[SL_PROJ_GATE].rows);
+    expect_projections(p, m, src.cols);
     expect(p, "expert down rows", m->proj[SL_PROJ_DOWN].rows, residual.cols);
     if (m->top_k < 1 || m->top_k > m->experts)
         record_error(p, "moe top_k", m->top_k, m->experts);

@@ -27,7 +27,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from golden import delta_families, reference, tiny_tokenizer  # noqa: E402
+from golden import delta_families, moe_families, reference, tiny_tokenizer  # noqa: E402
 from golden.family import BASE, Family, mlp_shapes, model_shapes  # noqa: E402
 from lib import floats, gguf_io, hf_io  # noqa: E402
 
@@ -153,7 +153,7 @@ def compare_llama_cpp(path, config, held, result):
     """Agreement of llama.cpp on the file and on an f32 twin of it. The twin proves names, metadata and the order of rope rows."""
     with tempfile.TemporaryDirectory() as scratch:
         twin = Path(scratch) / "twin"
-        write = delta_families.gguf_of if config["model_type"] in delta_families.TYPES else gguf_of
+        write = next((f.gguf_of for f in (delta_families, moe_families) if config["model_type"] in f.TYPES), gguf_of)
         write(Type.F32)(twin, config, held)
         agreement = {"f32": relative(reference.llama_cpp_logits(twin / "model.gguf", result.tokens), result.logits),
                      "file": relative(reference.llama_cpp_logits(path / "model.gguf", result.tokens), result.logits)}
@@ -220,7 +220,7 @@ def main():
     args = parser.parse_args()
     out = args.out
     out.mkdir(parents=True, exist_ok=True)
-    for index, family in enumerate(FAMILIES + delta_families.FAMILIES):
+    for index, family in enumerate(FAMILIES + delta_families.FAMILIES + moe_families.FAMILIES):
         if not args.only or any(name.startswith(args.only) for name, _ in family.checkpoints):
             make_family(family, index, out)
     for name in ("qwen3_moe", "qwen2_moe"):

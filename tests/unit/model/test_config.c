@@ -231,13 +231,58 @@ static void check_open(const char *path, sl_code code, const char *message) {
     sl_ckpt_close(c);
 }
 
+static void check_field(const field_case *f) {
+    edit *e = edit_open(f->base);
+    edit_config(e, f->field, f->json);
+    check_open(edit_write(e), f->code, f->message);
+    edit_close(e);
+}
+
 static void fields_of_config_json(void **state) {
-    for (size_t i = 0; i < SL_COUNT(cases); i++) {
-        edit *e = edit_open(cases[i].base);
-        edit_config(e, cases[i].field, cases[i].json);
-        check_open(edit_write(e), cases[i].code, cases[i].message);
-        edit_close(e);
-    }
+    for (size_t i = 0; i < SL_COUNT(cases); i++)
+        check_field(&cases[i]);
+}
+
+static const field_case family_cases[] = {
+    {"deepseek_v3", "kv_lora_rank", NULL, SL_ERR_FORMAT, "field kv_lora_rank is missing"},
+    {"deepseek_v3", "kv_lora_rank", "0", SL_ERR_FORMAT, "kv_lora_rank is 0, one integer from 1"},
+    {"deepseek_v3", "kv_lora_rank", "16", SL_ERR_FORMAT, "kv_a_proj_with_mqa.weight|48x32|32x32"},
+    {"deepseek_v3", "q_lora_rank", "null", SL_ERR_FORMAT, "self_attn.q_proj.weight"},
+    {"deepseek_v3", "qk_rope_head_dim", "15", SL_ERR_FORMAT, "15 rotated dimensions of a head, an even number"},
+    {"deepseek_v3", "v_head_dim", "25", SL_ERR_FORMAT, "self_attn.o_proj.weight|32x96|32x100"},
+    {"deepseek_v3", "attention_bias", "true", SL_ERR_UNSUPPORTED, "attention_bias is true, false"},
+    {"deepseek_v3", "n_group", "3", SL_ERR_FORMAT, "2 of 3 groups of 8 experts for 3 per token"},
+    {"deepseek_v3", "n_group", "65", SL_ERR_FORMAT, "n_group is 65"},
+    {"deepseek_v3", "topk_group", "1", SL_ERR_FORMAT, "1 of 4 groups of 8 experts for 3 per token"},
+    {"deepseek_v3", "topk_group", "5", SL_ERR_FORMAT, "5 of 4 groups"},
+    {"deepseek_v3", "scoring_func", "\"softmax\"", SL_ERR_UNSUPPORTED, "scoring_func is \"softmax\", sigmoid"},
+    {"deepseek_v3", "topk_method", "\"greedy\"", SL_ERR_UNSUPPORTED, "topk_method is \"greedy\", noaux_tc"},
+    {"deepseek_v3", "topk_method", "\"noaux_tc\"", SL_OK, NULL},
+    {"deepseek_v3", "routed_scaling_factor", "-1", SL_ERR_FORMAT, "routed_scaling_factor is -1"},
+    {"deepseek_v3", "first_k_dense_replace", "0", SL_ERR_FORMAT, "layer|mlp.gate.weight"},
+    {"deepseek_v3", "n_shared_experts", "3", SL_ERR_FORMAT, "shared_experts.gate_proj.weight|64x32|96x32"},
+    {"deepseek_v3", "n_routed_experts", "9", SL_ERR_FORMAT, "groups of 9 experts"},
+    {"glm4_moe", "use_qk_norm", "false", SL_ERR_UNSUPPORTED, "q_norm.weight|has no place"},
+    {"glm4_moe", "use_qk_norm", "1", SL_ERR_FORMAT, "use_qk_norm is 1, true or false"},
+    {"glm4_moe", "attention_bias", "false", SL_ERR_UNSUPPORTED, "proj.bias|has no place"},
+    {"olmoe", "clip_qkv", "8.0", SL_ERR_UNSUPPORTED, "clip_qkv is 8.0, not set"},
+    {"olmoe", "clip_qkv", "null", SL_OK, NULL},
+    {"olmoe", "num_key_value_heads", "2", SL_ERR_FORMAT, "self_attn.k_proj.weight"},
+    {"olmoe", "routed_scaling_factor", "2", SL_ERR_UNSUPPORTED, "routed_scaling_factor is 2, 1"},
+    {"mixtral", "intermediate_size", "64", SL_ERR_FORMAT, "gate of expert 0 is 32x32|64x32"},
+    {"mixtral", "sliding_window", "\"all\"", SL_ERR_FORMAT, "sliding_window is \"all\""},
+    {"minimax_m2", "use_qk_norm", "false", SL_ERR_UNSUPPORTED, "use_qk_norm is false, true"},
+    {"minimax_m2", "scoring_func", "\"softmax\"", SL_ERR_UNSUPPORTED, "scoring_func is \"softmax\", sigmoid"},
+    {"minimax_m2", "num_local_experts", "6", SL_ERR_FORMAT, "gate.weight|5x32|6x32"},
+    {"gpt_oss", "sliding_window", "null", SL_ERR_UNSUPPORTED, "layer_types|full_attention"},
+    {"gpt_oss", "layer_types", "[\"full_attention\"]", SL_ERR_FORMAT, "layer_types|a list of 2 kinds"},
+    {"gpt_oss", "swiglu_limit", "0", SL_ERR_FORMAT, "swiglu_limit is 0"},
+    {"gpt_oss", "num_local_experts", "7", SL_ERR_FORMAT, "router.weight|6x32|7x32"},
+};
+
+static void fields_of_families(void **state) {
+    for (size_t i = 0; i < SL_COUNT(family_cases); i++)
+        check_field(&family_cases[i]);
 }
 
 static void experts_counted_under_the_name_of_transformers_5(void **state) {
@@ -431,6 +476,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_golden_checkpoint_opens),
         cmocka_unit_test(fields_of_config_json),
+        cmocka_unit_test(fields_of_families),
         cmocka_unit_test(experts_counted_under_the_name_of_transformers_5),
         cmocka_unit_test(fields_of_a_nested_configuration),
         cmocka_unit_test(long_values_are_cut),

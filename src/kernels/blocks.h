@@ -355,6 +355,29 @@ template <int A> struct format_mxfp4_split : affine_common {
     static float2 bias(thread const unit &q) { return float2(0.0f); }
 };
 
+// NVFP4 likewise, an e4m3 byte for 16 columns: floats once they are scaled, for rows may end with half a unit.
+template <int A> struct format_nvfp4_split : plain_format {
+    static void load(thread unit &q, thread const weight_row &row, uint u, thread const weights &w) {
+        uint c = 32 * u;
+        for (uint i = 0; i < 8; i++, c += 4) {
+            q.v[i] = float4(0.0f);
+            if (c < w.cols)
+                q.v[i] = values4_sequence(values_e2m1, load16<A>(row.codes + (c >> 1))) * e4m3(row.scales[c >> 4]);
+        }
+    }
+};
+
+// MXFP8: e4m3 codes, an e8m0 byte for 32 columns; floats once they are scaled.
+template <int A> struct format_mxfp8_split : plain_format {
+    static void load(thread unit &q, thread const weight_row &row, uint u, thread const weights &w) {
+        float scale = e8m0(row.scales[u]);
+        for (uint i = 0; i < 8; i++) {
+            uint b = load32<A>(row.codes + 32 * ulong(u) + 4 * i);
+            q.v[i] = float4(e4m3(b & 255), e4m3(b >> 8 & 255), e4m3(b >> 16 & 255), e4m3(b >> 24)) * scale;
+        }
+    }
+};
+
 template <int A> using format_affine2_f16 = format_stream<A, side_f16, 2>;
 template <int A> using format_affine2_bf16 = format_stream<A, side_bf16, 2>;
 template <int A> using format_affine2_f32 = format_stream<A, side_f32, 2>;

@@ -357,7 +357,7 @@ template <int A> struct format_nvfp4 {
     X(affine6_f32, 1) X(q2_k, 4) X(q2_k, 2) X(q2_k, 1) X(q3_k, 2) X(q3_k, 1) X(iq4_nl, 2) X(iq4_nl, 1) X(iq4_xs, 4)    \
     X(iq4_xs, 2) X(iq4_xs, 1) X(mxfp4, 1) X(mxfp4_split, 16) X(mxfp4_split, 4) X(mxfp4_split, 1) X(fp8_f16, 4)         \
     X(fp8_f16, 1) X(fp8_bf16, 4) X(fp8_bf16, 1) X(fp8_f32, 4) X(fp8_f32, 1) X(nvfp4, 4) X(nvfp4, 2) X(nvfp4, 1)        \
-    X(tq2_0, 2) X(tq2_0, 1) SL_GRID_FORMATS(X)
+    X(tq2_0, 2) X(tq2_0, 1) X(nvfp4_split, 4) X(nvfp4_split, 1) X(mxfp8_split, 4) X(mxfp8_split, 1) SL_GRID_FORMATS(X)
 // clang-format on
 #endif
 

@@ -16,18 +16,24 @@ static const int aligns_4_2_1[] = {4, 2, 1}, aligns_2_1[] = {2, 1};
 
 static const int aligns_4_1[] = {4, 1}, aligns_1[] = {1};
 
-static const int *const variants[SL_FORMAT_COUNT] = {
-    [SL_F32] = aligns_16_4_1,     [SL_F16] = aligns_16_2_1,         [SL_BF16] = aligns_16_2_1,
-    [SL_Q4_0] = aligns_2_1,       [SL_Q4_1] = aligns_4_2_1,         [SL_Q5_0] = aligns_2_1,
-    [SL_Q5_1] = aligns_4_2_1,     [SL_Q8_0] = aligns_2_1,           [SL_Q4_K] = aligns_16_4_2_1,
-    [SL_Q5_K] = aligns_16_4_2_1,  [SL_Q6_K] = aligns_2_1,           [SL_AFFINE4] = aligns_16_4_1,
-    [SL_AFFINE8] = aligns_16_4_1, [SL_AFFINE2] = aligns_4_1,        [SL_AFFINE3] = aligns_4_1,
-    [SL_AFFINE5] = aligns_4_1,    [SL_AFFINE6] = aligns_4_1,        [SL_Q2_K] = aligns_4_2_1,
-    [SL_Q3_K] = aligns_2_1,       [SL_IQ4_NL] = aligns_2_1,         [SL_IQ4_XS] = aligns_4_2_1,
-    [SL_MXFP4] = aligns_1,        [SL_MXFP4_SPLIT] = aligns_16_4_1, [SL_FP8] = aligns_4_1,
-    [SL_NVFP4] = aligns_4_2_1,    [SL_TQ2_0] = aligns_2_1,          [SL_IQ2_XXS] = aligns_2_1,
-    [SL_IQ2_XS] = aligns_2_1,     [SL_IQ2_S] = aligns_2_1,          [SL_IQ3_XXS] = aligns_2_1,
-    [SL_IQ3_S] = aligns_2_1,      [SL_IQ1_S] = aligns_2_1,          [SL_IQ1_M] = aligns_2_1};
+static const int *const variants[SL_FORMAT_COUNT] = {[SL_F32] = aligns_16_4_1,         [SL_F16] = aligns_16_2_1,
+                                                     [SL_BF16] = aligns_16_2_1,        [SL_Q4_0] = aligns_2_1,
+                                                     [SL_Q4_1] = aligns_4_2_1,         [SL_Q5_0] = aligns_2_1,
+                                                     [SL_Q5_1] = aligns_4_2_1,         [SL_Q8_0] = aligns_2_1,
+                                                     [SL_Q4_K] = aligns_16_4_2_1,      [SL_Q5_K] = aligns_16_4_2_1,
+                                                     [SL_Q6_K] = aligns_2_1,           [SL_AFFINE4] = aligns_16_4_1,
+                                                     [SL_AFFINE8] = aligns_16_4_1,     [SL_AFFINE2] = aligns_4_1,
+                                                     [SL_AFFINE3] = aligns_4_1,        [SL_AFFINE5] = aligns_4_1,
+                                                     [SL_AFFINE6] = aligns_4_1,        [SL_Q2_K] = aligns_4_2_1,
+                                                     [SL_Q3_K] = aligns_2_1,           [SL_IQ4_NL] = aligns_2_1,
+                                                     [SL_IQ4_XS] = aligns_4_2_1,       [SL_MXFP4] = aligns_1,
+                                                     [SL_NVFP4_SPLIT] = aligns_4_1,    [SL_MXFP8_SPLIT] = aligns_4_1,
+                                                     [SL_MXFP4_SPLIT] = aligns_16_4_1, [SL_FP8] = aligns_4_1,
+                                                     [SL_NVFP4] = aligns_4_2_1,        [SL_TQ2_0] = aligns_2_1,
+                                                     [SL_IQ2_XXS] = aligns_2_1,        [SL_IQ2_XS] = aligns_2_1,
+                                                     [SL_IQ2_S] = aligns_2_1,          [SL_IQ3_XXS] = aligns_2_1,
+                                                     [SL_IQ3_S] = aligns_2_1,          [SL_IQ1_S] = aligns_2_1,
+                                                     [SL_IQ1_M] = aligns_2_1};
 
 /* Kernels of a type of scales and biases apart. */
 static bool has_side(const sl_matrix *m) {

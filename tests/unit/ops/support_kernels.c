@@ -303,15 +303,17 @@ static void fill_codes(rng *r, kernel_matrix *w, uint8_t *p) {
         p[i] = (uint8_t)rng_next(r);
     for (uint64_t i = 0; i < bytes && !w->m.group; i += f->block_bytes)
         set_scales(r, w->m.format, p + i);
-    for (uint64_t i = 0; i < bytes && w->m.format == SL_FP8; i++)
+    for (uint64_t i = 0; i < bytes && (w->m.format == SL_FP8 || w->m.format == SL_MXFP8_SPLIT); i++)
         p[i] = (p[i] & 0x7f) == 0x7f ? 0 : p[i]; /* no NaN */
 }
 
 static void fill_sides(rng *r, kernel_matrix *w, int part, uint8_t *p) {
     const sl_format *f = sl_format_get(w->m.side);
-    for (uint64_t i = 0; i < kernel_matrix_bytes(w, part) && w->m.format == SL_MXFP4_SPLIT; i++)
-        p[i] = (uint8_t)(118 + rng_below(r, 6));
-    for (uint64_t i = 0; i < kernel_matrix_bytes(w, part) && w->m.format != SL_MXFP4_SPLIT; i += f->block_bytes) {
+    bool nvfp4 = w->m.format == SL_NVFP4_SPLIT;
+    bool bytes = nvfp4 || w->m.format == SL_MXFP4_SPLIT || w->m.format == SL_MXFP8_SPLIT;
+    for (uint64_t i = 0; i < kernel_matrix_bytes(w, part) && bytes; i++)
+        p[i] = (uint8_t)(nvfp4 ? 8 + rng_below(r, 40) : 118 + rng_below(r, 6));
+    for (uint64_t i = 0; i < kernel_matrix_bytes(w, part) && !bytes; i += f->block_bytes) {
         float x = part == 1 ? 0.01f * (1.0f + 0.3f * rng_normal(r)) : rng_normal(r) * 0.1f;
         f->quantize(&x, 1, p + i);
     }

@@ -23,6 +23,7 @@ typedef struct packing {
     size_t *tensors;
     size_t tensor_count;
     sl_pack_layer *layers;
+    sl_extent **own; /* [layers] extents that are not the model's, NULL: they are */
     int32_t layer_count;
     sl_pack_writer *writer;
     float *importance; /* per layer [hidden], then [ffn] */
@@ -112,22 +113,49 @@ static bool matrix_tensor(const sl_matrix *m, sl_tensor *out, uint64_t stride[3]
     return true;
 }
 
+/* Gate and up that alternate in one matrix become two, each with every second row of its extents. */
+static bool separate(sl_pack_layer *l, sl_matrix m[SL_PROJ_COUNT], sl_extent **own, sl_error *err) {
+    size_t n = (size_t)l->experts * SL_PACK_PARTS;
+    *own = malloc(n * sizeof **own);
+    if (!*own)
+        return sl_fail(err, SL_ERR_MEMORY, "out of memory for %d experts", l->experts);
+    memcpy(*own, l->extent, n * sizeof **own);
+    for (size_t i = 0; i < n; i++) {
+        size_t part = i % SL_PACK_PARTS;
+        if (part >= 3 || !l->extent[i].bytes)
+            continue;
+        uint64_t row = m[SL_PROJ_GATE].row_bytes[part];
+        (*own)[i].bytes -= row;
+        (*own)[i + 3] = (sl_extent){l->extent[i].file, l->extent[i].offset + row, l->extent[i].bytes - row};
+    }
+    l->extent = *own;
+    m[SL_PROJ_GATE] = m[SL_PROJ_UP] = sl_matrix_every(&m[SL_PROJ_GATE], 0, 2);
+    return true;
+}
+
+static bool choose_layer(const packing *p, int32_t i, const sl_model_experts *e, sl_extent **own, sl_error *err) {
+    sl_pack_layer *l = &p->layers[i];
+    sl_matrix m[SL_PROJ_COUNT];
+    memcpy(m, sl_model_expert_matrices(p->model, i, &l->layer), sizeof m);
+    l->experts = e->experts;
+    l->extent = e->extent;
+    bool ok = m[SL_PROJ_UP].rows > 0 || separate(l, m, own, err);
+    for (int proj = 0; ok && proj < SL_PROJ_COUNT; proj++)
+        ok = matrix_tensor(&m[proj], &l->proj[proj], l->stride[proj], err);
+    return ok || sl_fail_prefix(err, "layer %d", l->layer);
+}
+
 static bool choose_layers(packing *p, sl_error *err) {
     const sl_model_experts *e = sl_model_expert_layers(p->model, &p->layer_count);
     if (p->layer_count == 0)
         return sl_fail(err, SL_ERR_ARGUMENT, "%s: has no routed experts: a pack would gain nothing", p->path);
     p->layers = calloc((size_t)p->layer_count, sizeof *p->layers);
-    if (!p->layers)
+    p->own = calloc((size_t)p->layer_count, sizeof *p->own);
+    if (!p->layers || !p->own)
         return sl_fail(err, SL_ERR_MEMORY, "%s: out of memory", p->path);
-    for (int32_t i = 0; i < p->layer_count; i++) {
-        sl_pack_layer *l = &p->layers[i];
-        const sl_matrix *m = sl_model_expert_matrices(p->model, i, &l->layer);
-        l->experts = e[i].experts;
-        l->extent = e[i].extent;
-        for (int proj = 0; proj < SL_PROJ_COUNT; proj++)
-            if (!matrix_tensor(&m[proj], &l->proj[proj], l->stride[proj], err))
-                return sl_fail_prefix(err, "layer %d", l->layer);
-    }
+    for (int32_t i = 0; i < p->layer_count; i++)
+        if (!choose_layer(p, i, &e[i], &p->own[i], err))
+            return false;
     return true;
 }
 
@@ -349,6 +377,9 @@ bool sl_pack(const sl_pack_options *options, sl_pack_result *result, sl_error *e
     sl_pool_free(p.pool);
     sl_model_free(p.model);
     sl_ckpt_close(p.ckpt);
+    for (int32_t i = 0; p.own && i < p.layer_count; i++)
+        free(p.own[i]);
+    free(p.own);
     free(p.importance);
     free(p.layers);
     free(p.tensors);

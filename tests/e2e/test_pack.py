@@ -357,7 +357,7 @@ def test_a_calibrated_pack_goes_on_without_calibrating_again(sluice, run, smol, 
     assert contents(out) == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("model", ["qwen3_moe-gguf", "qwen3_next-gguf-q8", "qwen3_moe-mlx8"])
+@pytest.mark.parametrize("model", ["qwen3_moe-gguf", "qwen3_next-gguf-q8", "qwen3_moe-mlx8", "gpt_oss"])
 def test_requantised_from_every_container(run, golden, logits, tmp_path, model):
     run("pack", golden_model(golden, model), tmp_path / "p", "--experts", "8bit", "--group", 32)
     run("pack", "--verify", tmp_path / "p")

@@ -259,10 +259,8 @@ int main(void) {
         return cmocka_run_group_tests(rest, NULL, NULL);
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_pointer_has_its_space),
-        cmocka_unit_test(a_wrong_space_is_an_error),
-        cmocka_unit_test(kernels_use_no_word_that_metal_lacks),
-        cmocka_unit_test(formats_without_kernels_are_these),
+        cmocka_unit_test(every_pointer_has_its_space),           cmocka_unit_test(a_wrong_space_is_an_error),
+        cmocka_unit_test(kernels_use_no_word_that_metal_lacks),  cmocka_unit_test(formats_without_kernels_are_these),
         cmocka_unit_test(every_variant_a_matrix_needs_is_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -379,7 +379,8 @@ static bool place_kv(void *user, void *const *slabs, int32_t count, bool appende
 
 static int reclaim_slabs(void *user, int slabs) {
     sl_engine *e = user;
-    return e->experts ? sl_experts_shrink(e->experts, slabs) : 0;
+    int freed = e->experts ? sl_experts_shrink(e->experts, slabs) : 0;
+    return freed ? freed : engine_state_reclaim(e);
 }
 
 static bool open_kv(sl_engine *e, sl_error *err) {

@@ -119,6 +119,17 @@ static bool drop_oldest_mark(sl_engine *e) {
     return mark != NULL;
 }
 
+int engine_state_reclaim(sl_engine *e) {
+    if (!e->state)
+        return 0;
+    int32_t before = engine_kv_stats_get(e->state).slabs, freed = 0;
+    do {
+        engine_kv_trim(e->state, 0);
+        freed = before - engine_kv_stats_get(e->state).slabs;
+    } while (freed == 0 && drop_oldest_mark(e));
+    return freed;
+}
+
 void engine_state_mark(sl_seq *s) {
     size_t n = (size_t)s->e->state_layout.layers;
     if (!s->e->state || !s->state || s->state_at == 0)

@@ -31,6 +31,8 @@ int32_t engine_state_next(sl_seq *s, int32_t target);
 void engine_state_lose(sl_seq *s);
 /* Keeps the state as it is now as the mark, at no cost until it is written. */
 void engine_state_mark(sl_seq *s);
+/* Gives slabs back that nothing but marks need; returns how many. Scheduler's thread. */
+int engine_state_reclaim(sl_engine *e);
 bool engine_state_share(sl_seq *to, const sl_seq *from, sl_error *err);
 void engine_state_free(sl_seq *s);
 /* Where block i of the sequence's state lies. */

@@ -217,7 +217,7 @@ static int reclaim(void *user, int slabs) {
     int n = 0;
     for (; n < slabs && f->cached > f->least_cache; n++)
         sl_mem_slab_free(f->e.mem, f->cache[--f->cached]);
-    return n;
+    return n ? n : engine_state_reclaim(&f->e);
 }
 
 static sl_tokenizer *open_tokenizer(void) {

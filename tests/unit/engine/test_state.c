@@ -489,6 +489,22 @@ static void test_marks_make_room_for_others(void **state) {
     fake_close(f);
 }
 
+/* Nor is a mark worth as much as KV that was said to fit. */
+static void test_marks_make_room_for_kv(void **state) {
+    fake *f = open_fake(1 + 3); /* 256 tokens; state and mark */
+    f->row_error_token = f->nan_token = -1;
+    history a = begin(f);
+    turn(f, &a, 20, 3);
+    turn(f, &a, 10, 3);
+    assert_non_null(a.s->mark);
+    assert_int_equal(engine_kv_stats_get(f->e.state).slabs, 3);
+    append(&a, 240);
+    assert_null(a.s->mark);
+    append(&a, 100);
+    sl_seq_free(a.s);
+    fake_close(f);
+}
+
 /* ---- memory and snapshots ---------------------------------------------------------------------------------------- */
 
 static void test_memory_for_another_state_runs_out(void **state) {
@@ -609,6 +625,7 @@ int main(void) {
         cmocka_unit_test(test_turns_go_on_from_the_last_one),
         cmocka_unit_test(test_turns_without_room_for_a_mark),
         cmocka_unit_test(test_marks_make_room_for_others),
+        cmocka_unit_test(test_marks_make_room_for_kv),
         cmocka_unit_test(test_memory_for_another_state_runs_out),
         cmocka_unit_test(test_snapshot_of_another_state_is_refused),
         cmocka_unit_test(test_random_lives),

@@ -117,13 +117,15 @@ template <int A> struct format_iq3_xxs : grid_common {
 #endif
 
 #ifdef SL_GRID_iq3_s
-template <int A> struct format_iq3_s : grid_common {
+template <int A> struct format_iq3_s : moved_common { // magnitudes are at most 15
     static void load(thread unit &q, thread const weight_row &row, uint u, thread const weights &w) {
         device const uchar *p = row.codes + 110 * ulong(u >> 3), *at = p + 2 + 8 * (u & 7);
         uint j = u & 7, high = p[66 + j], s = uint(p[106 + (j >> 1)]) >> 4 * (j & 1) & 15;
         for (uint k = 0; k < 4; k++)
             put_four_four(q, k, grid_iq3_s, at[2 * k] | (high >> 2 * k & 1) << 8,
                           at[2 * k + 1] | (high >> (2 * k + 1) & 1) << 8, p[74 + 4 * j + k]);
+        for (uint k = 0; k < 8; k++)
+            q.bits[k] -= 0x70707070u;
         q.scale = float2(half_bits(load16<A>(p)) * odd(s));
     }
 };

@@ -29,13 +29,20 @@ static bool say(const sl_error *e, char *message, size_t size) {
     return false;
 }
 
-/* As Metal's compiler puts it: FILE:LINE:COLUMN: error: what. The translator gives lines of the whole text. */
-static bool say_diagnostic(const char *source, const sl_error *e, char *message, size_t size) {
-    int number, end = 0;
-    if (sscanf(e->message, "program_source:%d: %n", &number, &end) < 1 || !end)
-        number = 1;
-    origin at = origin_of(source, number);
-    snprintf(message, size, "Compilation failed: \n\n%s:%d:1: error: %s\n", at.file, at.line, e->message + end);
+/* As Metal's compiler puts it: FILE:LINE:COLUMN: error: what. The translator says FILE:LINE: what, by the source's own
+ * #line. */
+static bool say_diagnostic(const sl_error *e, char *message, size_t size) {
+    const char *colon = e->message, *what = NULL;
+    while (!what && (colon = strchr(colon, ':'))) {
+        size_t digits = strspn(++colon, "0123456789");
+        if (digits && strncmp(colon + digits, ": ", 2) == 0)
+            what = colon + digits;
+    }
+    if (what)
+        snprintf(message, size, "Compilation failed: \n\n%.*s:1: error: %s\n", (int)(what - e->message), e->message,
+                 what + 2);
+    else
+        snprintf(message, size, "Compilation failed: \n\nprogram_source:1:1: error: %s\n", e->message);
     return false;
 }
 
@@ -43,11 +50,11 @@ static bool soft_load(code *c, char *message, size_t size) {
     sl_error e = {0};
     pthread_once(&once, open_device);
     if (!stream)
-        return say_diagnostic(c->source, &open_error, message, size);
+        return say_diagnostic(&open_error, message, size);
     msl_options translation = {.name = "program_source", .target = MSL_SOFT, .language = c->language * 10};
     c->module = msl_translate(c->source, strlen(c->source), &translation, &e);
     if (!c->module)
-        return say_diagnostic(c->source, &e, message, size);
+        return say_diagnostic(&e, message, size);
     c->kernels = msl_module_kernels(c->module, &c->kernel_count);
     sl_gpu_compile_options o = SL_GPU_COMPILE_OPTIONS_INIT;
     o.name = "program_source";
@@ -58,7 +65,7 @@ static bool soft_load(code *c, char *message, size_t size) {
     if (ok)
         c->library = gpu_driver_soft.library_load(device, payload.data, payload.size, &e);
     sl_buf_free(&payload);
-    return c->library || say_diagnostic(c->source, &e, message, size);
+    return c->library || say_diagnostic(&e, message, size);
 }
 
 static void soft_unload(code *c) {

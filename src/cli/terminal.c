@@ -78,6 +78,20 @@ static void erase_status(void) {
     term.status_shown = false;
 }
 
+/* stdio drops what a signal kept from being written; Ctrl-C stops an answer, not its last words. */
+static bool write_whole(const char *text, size_t n) {
+    if (fflush(stdout) != 0)
+        return false;
+    while (n > 0) {
+        ssize_t done = write(STDOUT_FILENO, text, n);
+        if (done < 0 && errno != EINTR)
+            return false;
+        text += done > 0 ? done : 0;
+        n -= done > 0 ? (size_t)done : 0;
+    }
+    return true;
+}
+
 bool cli_put(const char *text, size_t n) {
     sl_buf shown = {0};
     if (term.out_tty) {
@@ -89,7 +103,7 @@ bool cli_put(const char *text, size_t n) {
     pthread_mutex_lock(&term.lock);
     erase_status();
     errno = 0;
-    if (fwrite(text, 1, n, stdout) != n || fflush(stdout) != 0)
+    if (!write_whole(text, n))
         note_output_error();
     if (n > 0 && term.out_tty)
         term.mid_line = text[n - 1] != '\n';

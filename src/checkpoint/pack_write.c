@@ -512,9 +512,35 @@ static bool make_buffers(sl_pack_writer *w, sl_error *err) {
     return !w->job.affine.bits || pack_convert_open(&w->convert, &w->job, err);
 }
 
+/* What the first n files, which were finished before, should be. What somebody took from them since is not made again:
+ * nothing says that the rest of them is whole. */
+static bool check_finished(sl_pack_writer *w, size_t n, sl_error *err) {
+    for (size_t i = 0; i < n; i++) {
+        const pack_units *u = pack_file(w->plan, i);
+        char *path = sl_path_join(w->out, u->name);
+        sl_error ignored;
+        sl_file *f = path ? sl_file_open(path, &ignored) : NULL;
+        uint64_t size = f ? f->size : 0;
+        bool ok = f && size == u->bytes;
+        sl_file_close(f);
+        if (!ok) {
+            sl_fail(err, SL_ERR_FORMAT, "%s: %" PRIu64 " bytes, %" PRIu64 " were written: remove %s and pack again",
+                    path ? path : w->out, size, u->bytes, w->out);
+        }
+        free(path);
+        if (!ok) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool sl_pack_writer_run(sl_pack_writer *w, const float *importance, sl_error *err) {
     if (w->state == SL_PACK_COMPLETE) {
-        return clean_up(w, err);
+        return check_finished(w, w->plan->layer_count + 1, err) && clean_up(w, err);
+    }
+    if (!check_finished(w, w->journal.files, err)) {
+        return false;
     }
     if (!make_buffers(w, err) || !write_sides(w, err)) {
         return false;

@@ -71,6 +71,8 @@ static void do_system(conversation *c, const char *rest) {
 
 /* Appears under its name only when complete. */
 static bool save_to(const json_t *document, const char *path, sl_error *err) {
+    if (!cli_may_replace(path, NULL, 0, err))
+        return false;
     char *partial = sl_asprintf("%s.partial", path);
     bool ok = partial && json_dump_file(document, partial, JSON_INDENT(2)) == 0 && rename(partial, path) == 0;
     if (!ok)

@@ -214,6 +214,12 @@ static int print_result(sl_engine *e, const cli_args *a, const tally *t) {
     return CLI_OK;
 }
 
+static bool check_outputs(const cli_args *a, sl_error *err) {
+    const char *const others[] = {a->operand[0], a->operands > 1 ? a->operand[1] : NULL, a->reference, a->routing};
+    return (!a->record || cli_may_replace(a->record, others, SL_COUNT(others), err)) &&
+           (!a->routing || cli_may_replace(a->routing, others, SL_COUNT(others) - 1, err));
+}
+
 int cli_eval(const cli_args *a) {
     sl_error err = {0};
     cli_args args = *a;
@@ -221,6 +227,8 @@ int cli_eval(const cli_args *a) {
     tally t = {0};
     if (!a->reference && a->operands < 2)
         return cli_complain(CLI_USAGE, "'eval' needs a FILE, or --reference");
+    if (!check_outputs(a, &err))
+        return cli_report(&err);
     if (a->reference) {
         ref = reference_open(a->reference, &err);
         if (!ref)

@@ -57,6 +57,7 @@ int cli_routes(const cli_args *a) {
     }
     if (ok)
         routing_layers(&r, uses, layers);
+    ok = ok && (!a->svg || cli_may_replace(a->svg, &a->operand[0], 1, &err));
     ok = ok && routing_simulate(&r, &curve, &err) && (!a->svg || routing_draw(&r, &curve, uses, a->svg, &err));
     int status = !ok ? cli_report(&err) : a->json ? print_json(&r, &curve, layers) : print_text(&r, &curve, layers);
     free(uses);

@@ -352,6 +352,8 @@ static bool read_eps(sl_model *m, const config_source *s, sl_error *err) {
     bool found;
     if (!config_number(s, NULL, key, 0, 1, &eps, &found, err))
         return false;
+    if (!found && !s->json) /* every writer of GGUF gives it: a damaged key */
+        return config_missing(s, key, err);
     m->config.norm_eps = (float)eps;
     return true;
 }

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -424,3 +425,23 @@ def test_eval_of_a_text(run, stories_gguf, stories_text, tmp_path):
     assert 1 < doc["perplexity"] < 5 and doc["tokens"] > 100  # its own greedy text
     halves = json.loads(run("eval", stories_gguf, tmp_path / "text", "--json", "--window", 20).stdout)
     assert halves["perplexity"] > doc["perplexity"]
+
+
+def test_an_output_replaces_neither_inputs_nor_devices(run, tiny, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("some words to evaluate, a few more of them")
+    link = tmp_path / "link"
+    link.symlink_to(text)
+    for option in ("--record", "--routing"):
+        for path, why in ((text, "reads or writes it already"), ("/dev/null", "no regular file"), (link, ""), (tmp_path, "a directory")):
+            failed = run("eval", tiny, text, option, path, check=False)
+            assert failed.returncode and why in failed.stderr, failed.stderr
+            assert len(failed.stderr.splitlines()) == 1
+    same = run("eval", tiny, text, "--record", tmp_path / "x", "--routing", tmp_path / "x", check=False)
+    assert same.returncode and "reads or writes it already" in same.stderr
+    routes = tmp_path / "r"
+    run("eval", tiny, text, "--routing", routes)
+    before = routes.read_bytes()
+    assert run("routes", routes, "--svg", routes, check=False).returncode
+    assert routes.read_bytes() == before and text.read_text().startswith("some words")
+    assert Path("/dev/null").is_char_device()

@@ -269,6 +269,17 @@ def test_a_whole_pack_is_done_already(run, tiny, tmp_path):
     assert contents(tmp_path / "p") == before
 
 
+@pytest.mark.parametrize("damage", ["remove", "cut"])
+def test_a_finished_pack_that_lost_a_file_is_not_complete(run, tiny, tmp_path, damage):
+    run("pack", tiny, tmp_path / "p")
+    layer = tmp_path / "p/layer-000.bin"
+    size = layer.stat().st_size
+    layer.unlink() if damage == "remove" else os.truncate(layer, 1000)
+    failed = run("pack", tiny, tmp_path / "p", check=False)
+    assert failed.returncode == 1
+    assert f"layer-000.bin: {0 if damage == 'remove' else 1000} bytes, {size} were written" in failed.stderr
+
+
 # ---- memory and disk --------------------------------------------------------------------------------------------------------------------------
 
 

@@ -167,8 +167,8 @@ int cli_msl_report(const sl_error *err);
 void cli_terminal_init(void);
 void cli_terminal_quiet(bool quiet);
 bool cli_stdout_is_tty(void);
-/* replace.c: whether a file may be written under this name: a new one or a regular file that is none of the inputs (NULL
- * ones are passed over) and in none of those that are directories. */
+/* replace.c: whether a file may be written under this name: a new one or a regular file that is none of the inputs
+ * (NULL ones are passed over) and in none of those that are directories. */
 bool cli_may_replace(const char *path, const char *const *inputs, size_t n, sl_error *err);
 /* Text of a model or a file to standard output, flushed; on a terminal control characters are shown, not sent. Returns
  * false once standard output does not take bytes (cli_finish says so). */

@@ -98,7 +98,10 @@ static bool read_lines(pack_journal *j, uint64_t job, pack *p, sl_error *err) {
 static bool lock(pack_journal *j, sl_error *err) {
     struct stat mine, named;
     if (flock(j->fd, LOCK_EX | LOCK_NB) != 0) {
-        return fail_errno(j, "another process is writing this pack", err);
+        if (errno == EWOULDBLOCK) {
+            return sl_fail(err, SL_ERR_IO, "%s: another process is writing this pack", j->path);
+        }
+        return fail_errno(j, "cannot lock", err);
     }
     if (fstat(j->fd, &mine) != 0 || stat(j->path, &named) != 0 || mine.st_ino != named.st_ino) {
         return sl_fail(err, SL_ERR_IO, "%s: another process was writing this pack", j->path);

@@ -95,8 +95,8 @@ bool pack_target_space(const char *out, uint64_t need, sl_error *err) {
     bool known = dir && statvfs(dir, &fs) == 0;
     free(dir);
     uint64_t has = known ? (uint64_t)fs.f_bavail * fs.f_frsize : UINT64_MAX;
-    return need <= has || sl_fail(err, SL_ERR_IO, "%s: needs %.2f GiB (%" PRIu64 " bytes), the disk has %.2f GiB free",
-                                  out, (double)need / (1 << 30), need, (double)has / (1 << 30));
+    return need <= has || sl_fail(err, SL_ERR_IO, "%s: needs %.2f MiB (%" PRIu64 " bytes), the disk has %.2f MiB free",
+                                  out, (double)need / (1 << 20), need, (double)has / (1 << 20));
 }
 
 void pack_target_sync(const char *dir) {

@@ -303,7 +303,7 @@ def test_a_small_disk_is_refused_before_anything_is_written(run, large, tmp_path
     try:
         done = run("pack", large, disk / "p", check=False)
         assert done.returncode == 1
-        assert re.search(r"needs [\d.]+ GiB \(\d+ bytes\), the disk has [\d.]+ GiB free", done.stderr), done.stderr
+        assert re.search(r"needs [\d.]+ MiB \(\d+ bytes\), the disk has [\d.]+ MiB free", done.stderr), done.stderr
         assert not (disk / "p").exists()
     finally:
         subprocess.run(["umount", disk], check=True)

@@ -36,7 +36,8 @@ typedef struct words {
 
 static uint32_t put(words *w, const int32_t *values, int32_t n) {
     uint32_t at = w->at;
-    memcpy(w->base + at, values, (size_t)n * sizeof *values);
+    if (n > 0) /* else there may be no values */
+        memcpy(w->base + at, values, (size_t)n * sizeof *values);
     w->at += (uint32_t)n;
     return at;
 }

@@ -313,7 +313,8 @@ static fake_result finish(history *h, sl_request *r) {
     fake_collect(r, &out);
     sl_request_free(r);
     h->n = sl_seq_length(h->s);
-    memcpy(h->t, sl_seq_tokens(h->s), (size_t)h->n * sizeof *h->t);
+    if (h->n > 0)
+        memcpy(h->t, sl_seq_tokens(h->s), (size_t)h->n * sizeof *h->t);
     return out;
 }
 

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,9 @@ def golden():
 
 
 BUILD = Path(os.environ.get("SLUICE_BUILD", REPO / "build")).resolve()
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+    if signal.getsignal(_number) == signal.SIG_IGN:  # tests run in the background inherit that, a person's programs do not
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 os.environ["XDG_CACHE_HOME"] = str(BUILD / "cache")  # compiled kernels: not in the home of whoever runs the tests
 
 

@@ -13,7 +13,7 @@ enum {
     KV_STEPS = 16,           /* KV grows by no more than this part of the room, where that costs no slots */
     DENSE_SLAB = 2 << 20,    /* only KV grows by them: one huge page */
     PAGE_TABLE_SHARE = 512,  /* 8 bytes for each page of 4 KiB */
-    MEASURE_SLACK = 1 << 20, /* by which the measured size of the process differs from run to run */
+    MEASURE_SLACK = 2 << 20, /* by which the measured size of the process differs from run to run */
 };
 
 static uint64_t ceil_div(uint64_t a, uint64_t b) {

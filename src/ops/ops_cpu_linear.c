@@ -103,14 +103,12 @@ void cpu_run_linear(cpu_run *r, const op *o) {
     cpu_rows in = quantized_source(r, &o->src);
     float *sum = r->o->scratch.sum;
     for (int i = 0; i < o->u.linear.n; i++) {
-        const sl_weight *bias = &o->u.linear.out[i].bias;
-        list[i] = (product){
-            .w = ops_matrix(r->o, &o->u.linear.out[i].weight),
-            .bias = has_weight(bias) ? (const float *)(const void *)ops_at(r->o, bias->buffer, bias->offset[0]) : NULL,
-            .add = o->u.linear.out[i].add ? sum : NULL,
-            .dst = view_rows(r->o, &o->u.linear.out[i].dst),
-            .ldd = o->u.linear.out[i].dst.stride,
-            .in = in};
+        list[i] = (product){.w = ops_matrix(r->o, &o->u.linear.out[i].weight),
+                            .bias = vector_of(r->o, &o->u.linear.out[i].bias),
+                            .add = o->u.linear.out[i].add ? sum : NULL,
+                            .dst = view_rows(r->o, &o->u.linear.out[i].dst),
+                            .ldd = o->u.linear.out[i].dst.stride,
+                            .in = in};
         if (list[i].add)
             sum += in.n * list[i].w.rows;
     }

@@ -51,10 +51,8 @@ static cpu_rows pair_rows(const moe_run *x, const sl_expert_view *v) {
 }
 
 static const float *expert_bias(const moe_run *x, const sl_expert_view *v, int proj) {
-    const sl_weight *w = &x->m->bias[proj];
-    return w->buffer
-               ? (const float *)(const void *)ops_at(x->r->o, w->buffer, w->offset[0]) + (int64_t)v->id * w->matrix.cols
-               : NULL;
+    const float *all = vector_of(x->r->o, &x->m->bias[proj]);
+    return all ? all + (int64_t)v->id * x->m->bias[proj].matrix.cols : NULL;
 }
 
 /* h[pair] = silu(gate . x[row of pair]) * (up . x); pairs of expert v begin at row `at` of inner. */

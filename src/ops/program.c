@@ -221,10 +221,14 @@ void sl_op_attention(sl_program *p, sl_view dst, sl_view q, sl_view k, sl_view v
     o->u.attention.a.rope.inv_freq = own_frequencies(p, &a->rope);
 }
 
-/* A vector of n floats. */
-static void expect_floats(sl_program *p, const char *name, const sl_weight *w, int64_t n) {
-    expect(p, name, w->matrix.cols, n);
-    expect(p, name, w->matrix.rows, 1);
+static void expect_vector(sl_program *p, const char *name, const sl_weight *w, int64_t rows, int64_t cols) {
+    expect(p, name, w->matrix.cols, cols);
+    expect(p, name, w->matrix.rows, rows);
+}
+
+static void expect_optional(sl_program *p, const char *name, const sl_weight *w, int64_t rows, int64_t cols) {
+    if (w->buffer)
+        expect_vector(p, name, w, rows, cols);
 }
 
 static void expect_delta_sizes(sl_program *p, const sl_delta *d) {
@@ -256,11 +260,10 @@ void sl_op_delta(sl_program *p, sl_view dst, sl_view qkv, sl_view z, sl_view bet
     expect(p, "delta alpha", alpha.cols, d->value_heads);
     expect(p, "delta conv channels", d->conv.matrix.rows, channels);
     expect(p, "delta conv width", d->conv.matrix.cols, d->kernel);
-    if (d->conv_bias.buffer)
-        expect_floats(p, "delta conv bias", &d->conv_bias, channels);
-    expect_floats(p, "delta decay", &d->decay, d->value_heads);
-    expect_floats(p, "delta dt_bias", &d->dt_bias, d->value_heads);
-    expect_floats(p, "delta norm", &d->norm, d->value_dim);
+    expect_optional(p, "delta conv bias", &d->conv_bias, 1, channels);
+    expect_vector(p, "delta decay", &d->decay, 1, d->value_heads);
+    expect_vector(p, "delta dt_bias", &d->dt_bias, 1, d->value_heads);
+    expect_vector(p, "delta norm", &d->norm, 1, d->value_dim);
     op *o = append(p, OP_DELTA);
     if (!o)
         return;
@@ -285,19 +288,10 @@ static void expect_shared(sl_program *p, const sl_moe *m, int32_t hidden) {
     }
 }
 
-static void expect_vector(sl_program *p, const char *name, const sl_weight *w, int64_t rows, int64_t cols) {
-    if (!w->buffer)
-        return;
-    expect(p, name, w->matrix.cols, cols);
-    expect(p, name, w->matrix.rows, rows);
-    if (w->matrix.format != SL_F32)
-        record_error(p, name, w->matrix.format, SL_F32);
-}
-
 static void expect_router(sl_program *p, const sl_moe *m) {
     expect(p, "router rows", m->router.matrix.rows, m->experts);
-    expect_vector(p, "router bias", &m->router_bias, 1, m->experts);
-    expect_vector(p, "choice bias", &m->choice_bias, 1, m->experts);
+    expect_optional(p, "router bias", &m->router_bias, 1, m->experts);
+    expect_optional(p, "choice bias", &m->choice_bias, 1, m->experts);
     if (m->groups > 1 && (m->groups > SL_ROUTER_GROUPS || m->experts % m->groups || m->experts / m->groups < 2))
         record_error(p, "moe groups", m->groups, m->experts);
     else if (m->groups > 1 && (m->top_groups < 1 || m->top_groups > m->groups ||
@@ -319,8 +313,8 @@ static void expect_projections(sl_program *p, const sl_moe *m, int32_t hidden) {
 
 static void expect_biases(sl_program *p, const sl_moe *m) {
     for (int i = 0; i < SL_PROJ_COUNT; i++) {
-        expect_vector(p, "expert bias", &m->bias[i], m->experts,
-                      i == SL_PROJ_DOWN ? m->proj[SL_PROJ_DOWN].rows : sl_moe_inner(m));
+        expect_optional(p, "expert bias", &m->bias[i], m->experts,
+                        i == SL_PROJ_DOWN ? m->proj[SL_PROJ_DOWN].rows : sl_moe_inner(m));
         expect(p, "expert biases", m->bias[i].buffer != 0, m->bias[0].buffer != 0);
     }
     if (!(m->swiglu_limit >= 0))

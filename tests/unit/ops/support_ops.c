@@ -141,6 +141,31 @@ sl_weight rig_weight(rig *g, const sl_matrix *m) {
     return w;
 }
 
+sl_weight rig_vector(rig *g, rng *r, int64_t n) {
+    sl_matrix m = rig_matrix(g, r, SL_F32, 1, n, 1, NULL);
+    return rig_weight(g, &m);
+}
+
+double rig_row_error(const float *got, const float *want, int32_t n) {
+    double worst = 0, squares = 0;
+    for (int32_t i = 0; i < n; i++)
+        squares += (double)want[i] * want[i] / n;
+    for (int32_t i = 0; i < n; i++) {
+        double e = fabs((double)got[i] - want[i]) / sqrt(squares);
+        worst = e <= worst ? worst : e;
+    }
+    return worst;
+}
+
+double rig_view_error(const rig *a, const sl_view *got, const rig *b, const sl_view *want, int32_t rows) {
+    double worst = 0;
+    for (int32_t i = 0; i < rows; i++) {
+        double e = rig_row_error(rig_row(a, got, i), rig_row(b, want, i), got->cols);
+        worst = e <= worst ? worst : e;
+    }
+    return worst;
+}
+
 /* ---- experts ----------------------------------------------------------------------------------------------------- */
 
 static void broken(source *s, const char *how) {

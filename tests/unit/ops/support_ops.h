@@ -54,6 +54,14 @@ float *rig_row(const rig *g, const sl_view *v, int32_t row);
 sl_matrix rig_matrix(rig *g, rng *r, sl_format_id format, int64_t rows, int64_t cols, float magnitude, double **values);
 sl_weight rig_weight(rig *g, const sl_matrix *m);
 
+/* n random floats as a weight of one row. */
+sl_weight rig_vector(rig *g, rng *r, int64_t n);
+
+/* Greatest difference of a row's numbers over the root of the mean of their squares; a NaN stays. */
+double rig_row_error(const float *got, const float *want, int32_t n);
+/* The worst of the first `rows` rows of two views. */
+double rig_view_error(const rig *a, const sl_view *got, const rig *b, const sl_view *want, int32_t rows);
+
 /* ---- experts ----------------------------------------------------------------------------------------------------- */
 
 enum { MAX_EXPERTS = 128, MAX_LAYERS = 4 };

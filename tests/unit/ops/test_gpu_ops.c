@@ -46,32 +46,6 @@ static sl_view random_view(rig *g, rng *r, int32_t rows, int32_t cols, int32_t p
     return v;
 }
 
-static sl_weight random_vector(rig *g, rng *r, int64_t n) {
-    sl_matrix m = rig_matrix(g, r, SL_F32, 1, n, 1, NULL);
-    return rig_weight(g, &m);
-}
-
-/* Greatest difference of a row's outputs over the root of the mean of their squares; a NaN stays. */
-static double row_error(const float *got, const float *want, int32_t n) {
-    double worst = 0, squares = 0;
-    for (int32_t i = 0; i < n; i++)
-        squares += (double)want[i] * want[i] / n;
-    for (int32_t i = 0; i < n; i++) {
-        double e = fabs((double)got[i] - want[i]) / sqrt(squares);
-        worst = e <= worst ? worst : e;
-    }
-    return worst;
-}
-
-static double view_error(const rig *a, const sl_view *got, const rig *b, const sl_view *want, int32_t rows) {
-    double worst = 0;
-    for (int32_t i = 0; i < rows; i++) {
-        double e = row_error(rig_row(a, got, i), rig_row(b, want, i), got->cols);
-        worst = e <= worst ? worst : e;
-    }
-    return worst;
-}
-
 /* ---- attention over many slabs ----------------------------------------------------------------------------------- */
 
 typedef struct attention_case {
@@ -136,7 +110,7 @@ static void make_attention(attention_twin *t, const attention_case *c) {
     if (c->gate)
         a.gate = gate;
     if (c->sinks)
-        a.sinks = random_vector(g, &r, c->heads);
+        a.sinks = rig_vector(g, &r, c->heads);
     make_kv(t, &r, c);
     t->p = sl_program_new(g->ops, c->rows, 1, &err);
     sl_op_attention(t->p, t->dst, q, k, v, &a);
@@ -171,7 +145,7 @@ static void compare_attention(const attention_case *c) {
     make_attention(&gpu, c);
     if (!run_attention(&cpu, c, &err) || !run_attention(&gpu, c, &err))
         fail_msg("%s", err.message);
-    double e = view_error(&gpu.g, &gpu.dst, &cpu.g, &cpu.dst, c->rows);
+    double e = rig_view_error(&gpu.g, &gpu.dst, &cpu.g, &cpu.dst, c->rows);
     print_message("attention of %d rows at %d, heads of %d: %.2g\n", c->rows, c->position, c->dim, e);
     assert_true(e <= c->limit);
     close_attention(&cpu);

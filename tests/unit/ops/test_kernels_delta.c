@@ -39,32 +39,6 @@ static bool open_rig(rig *g, bool device, bool check) {
                                       .threads = 2});
 }
 
-static sl_weight random_vector(rig *g, rng *r, int64_t n) {
-    sl_matrix m = rig_matrix(g, r, SL_F32, 1, n, 1, NULL);
-    return rig_weight(g, &m);
-}
-
-/* Greatest difference of a row's outputs over the root of the mean of their squares; a NaN stays. */
-static double row_error(const float *got, const float *want, int32_t n) {
-    double worst = 0, squares = 0;
-    for (int32_t i = 0; i < n; i++)
-        squares += (double)want[i] * want[i] / n;
-    for (int32_t i = 0; i < n; i++) {
-        double e = fabs((double)got[i] - want[i]) / sqrt(squares);
-        worst = e <= worst ? worst : e;
-    }
-    return worst;
-}
-
-static double view_error(const rig *a, const sl_view *got, const rig *b, const sl_view *want, int32_t rows) {
-    double worst = 0;
-    for (int32_t i = 0; i < rows; i++) {
-        double e = row_error(rig_row(a, got, i), rig_row(b, want, i), got->cols);
-        worst = e <= worst ? worst : e;
-    }
-    return worst;
-}
-
 typedef struct delta_case {
     int32_t key_heads, value_heads, key_dim, value_dim, width;
     bool tiled, bias, in_place; /* in_place: z is dst */
@@ -129,9 +103,9 @@ static void make_delta(delta_twin *t, const delta_case *c) {
                   .value_dim = c->value_dim,
                   .kernel = c->width,
                   .conv = rig_weight(g, &conv),
-                  .decay = random_vector(g, &r, c->value_heads),
-                  .dt_bias = random_vector(g, &r, c->value_heads),
-                  .norm = random_vector(g, &r, c->value_dim),
+                  .decay = rig_vector(g, &r, c->value_heads),
+                  .dt_bias = rig_vector(g, &r, c->value_heads),
+                  .norm = rig_vector(g, &r, c->value_dim),
                   .norm_eps = 1e-6f,
                   .tiled = c->tiled};
     for (int32_t i = 0; i < c->value_heads; i++) {
@@ -139,7 +113,7 @@ static void make_delta(delta_twin *t, const delta_case *c) {
         *rate = -expf(*rate);
     }
     if (c->bias)
-        d.conv_bias = random_vector(g, &r, channels);
+        d.conv_bias = rig_vector(g, &r, channels);
     make_state(t, c);
     t->p = sl_program_new(g->ops, DELTA_ROWS, 1, &err);
     sl_op_delta(t->p, t->dst, t->qkv, t->z, t->beta, t->alpha, &d);
@@ -191,14 +165,14 @@ static void compare_delta(const delta_case *c, bool check) {
         int32_t rows = c->steps[i][0] + c->steps[i][1];
         run_delta(&cpu, seed + (uint64_t)i, c->steps[i], from);
         run_delta(&gpu, seed + (uint64_t)i, c->steps[i], from);
-        double e = view_error(&gpu.g, &gpu.dst, &cpu.g, &cpu.dst, rows);
+        double e = rig_view_error(&gpu.g, &gpu.dst, &cpu.g, &cpu.dst, rows);
         worst = e <= worst ? worst : e;
         for (int32_t s = 0; s < 2; s++) {
             int32_t delta = c->value_heads * c->key_dim * c->value_dim, conv = (c->width - 1) * cpu.state.channels;
             from[s] += c->steps[i][s];
             if (from[s] == 0)
                 continue;
-            e = row_error(state_of(&gpu, s), state_of(&cpu, s), delta);
+            e = rig_row_error(state_of(&gpu, s), state_of(&cpu, s), delta);
             states = e <= states ? states : e;
             assert_memory_equal(state_of(&gpu, s) + cpu.state.conv_offset / 4,
                                 state_of(&cpu, s) + cpu.state.conv_offset / 4, (size_t)conv * sizeof(float));

@@ -46,6 +46,7 @@ typedef struct cli_args {
     double temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
     int top_k, max_tokens, logprobs;
     uint64_t seed;
+    const char *skew;
     const char *like;
     bool ignore_eos;
     cli_strings stop;

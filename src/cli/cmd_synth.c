@@ -92,6 +92,13 @@ static bool check_target(const cli_args *a, const char *path, bool mlx, sl_error
     free(config);
     if (!mlx && !synth_replaceable(path, err))
         return false;
+    char *ids = synth_is_skewed(a->skew) ? synth_skew_path(path) : NULL;
+    bool ids_there = ids && sl_path_exists(ids), ok = !ids || synth_replaceable(ids, err);
+    if (ok && ids_there && !a->force)
+        ok = sl_fail(err, SL_ERR_ARGUMENT, "%s is there already; --force overwrites it", ids);
+    free(ids);
+    if (!ok)
+        return false;
     return !there || a->force || sl_fail(err, SL_ERR_ARGUMENT, "%s is there already; --force overwrites it", path);
 }
 
@@ -112,16 +119,18 @@ static bool synthesize(const cli_args *a, const char *out, const synth_shape *sh
                        sl_error *err) {
     synth_tokenizer tokenizer = {0};
     synth_random random = {0};
-    synth_job job = {.shape = shape, .format = format, .tokenizer = &tokenizer, .random = &random};
+    synth_job job = {.shape = shape, .format = format, .tokenizer = &tokenizer, .random = &random, .skew = a->skew};
     synth_tensor *tensors = synth_tensors(shape, format->mlx, &job.count, err);
     job.tensors = tensors;
     for (size_t i = 0; tensors && i < job.count; i++)
         job.total += (uint64_t)synth_elements(&tensors[i]);
     bool ok = tensors && check_space(out, synth_bytes(format, job.total), err) &&
               synth_tokenizer_open(&tokenizer, shape->vocab, err) &&
-              synth_random_open(&random, a->seed, format->format, err);
-    ok = ok && (format->mlx ? synth_write_mlx(&job, out, err) : synth_write_gguf(&job, out, err));
+              synth_random_open(&random, a->seed, format->format, err) && synth_skew_open(&job, err);
+    ok = ok && (format->mlx ? synth_write_mlx(&job, out, err) : synth_write_gguf(&job, out, err)) &&
+         synth_skew_ids(&job, out, err);
     cli_status_clear();
+    synth_skew_close(&job);
     synth_random_close(&random);
     synth_tokenizer_close(&tokenizer);
     free(tensors);
@@ -139,7 +148,7 @@ int cli_synth(const cli_args *a) {
         return cli_complain(CLI_USAGE, "'synth' needs a SHAPE (or --like SHAPE) and OUT; 'sluice synth list' shows the "
                                        "shapes");
     if (!choose_shape(a, w.shape, &shape, &err) || !synth_find_format(a->format, &format, &err) ||
-        !check_target(a, w.out, format.mlx, &err))
+        !check_target(a, w.out, format.mlx, &err) || !synth_skew_fits(&shape, a->skew, &err))
         return cli_complain(CLI_USAGE, "%s", err.message);
     cli_stop_begin();
     bool ok = synthesize(a, w.out, &shape, &format, &err);
@@ -147,6 +156,7 @@ int cli_synth(const cli_args *a) {
     cli_interrupt_end();
     if (!ok)
         return interrupted ? cli_stop_status() : cli_report(&err);
-    cli_note("%s: %s with random weights (seed %llu)", w.out, shape.name, (unsigned long long)a->seed);
+    cli_note("%s: %s with random weights (seed %llu)%s", w.out, shape.name, (unsigned long long)a->seed,
+             synth_is_skewed(a->skew) ? ", and ids to force beside it (.ids.json)" : "");
     return CLI_OK;
 }

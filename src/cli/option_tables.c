@@ -106,6 +106,8 @@ const cli_option cli_synth_options[] = {
      "iq2_xs-gguf|iq2_xxs-gguf|iq1_s-gguf|"
      "mlx2|mlx3|mlx4|mlx5|mlx6|mlx8|mlx-mxfp4",
      "container, and format of the matrices (default: q4_0-gguf)"},
+    {"skew", 0, CLI_CHOICE, AT(skew), 0, 0, "uniform|flat|local",
+     "how far routing repeats itself over the ids in OUT.ids.json (default: uniform, without such a file)"},
     {"layers", 0, CLI_INT, AT(layers), 1, 1024, "N", "layers, instead of the shape's"},
     {"experts", 0, CLI_INT, AT(experts), 1, 4096, "N", "experts, instead of the shape's"},
     {"seed", 0, CLI_U64, AT(seed), 0, 0, "N", "seed of the weights (default: 0)"},

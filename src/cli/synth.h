@@ -28,6 +28,7 @@ typedef struct synth_tensor {
     bool quantised;        /* else float: norm, bias, router */
     bool logarithm;        /* of what GGUF stores with a minus; float32 in both containers */
     bool kernel;           /* [channels][taps], in MLX [channels][taps][1] */
+    bool router;           /* [experts][hidden] */
     int dims;
     int64_t shape[3]; /* outermost first */
     double mean, deviation;
@@ -109,7 +110,24 @@ typedef struct synth_job {
     synth_random *random;
     uint64_t total; /* elements of matrices and others, for progress */
     uint64_t done;
+    const char *skew; /* a word of --skew, or NULL */
+    float *direction; /* of its topics; NULL: without */
 } synth_job;
+
+/* What a matrix is written as in GGUF: rows that do not divide into blocks are Q8_0. */
+sl_format_id synth_tensor_format(const synth_job *job, const synth_tensor *t);
+
+/* ---- skewed routing ---------------------------------------------------------------------------------------------- */
+
+bool synth_is_skewed(const char *skew);
+char *synth_skew_path(const char *out); /* OUT.ids.json; allocated */
+bool synth_skew_fits(const synth_shape *s, const char *skew, sl_error *err);
+bool synth_skew_open(synth_job *job, sl_error *err);
+void synth_skew_close(synth_job *job);
+/* Adds to elements [first, first + n) of router `index` what makes its topics' experts be chosen. */
+void synth_skew_router(const synth_job *job, size_t index, int64_t first, int64_t n, float *out);
+/* Writes OUT.ids.json, ids that stay in a topic for a while; nothing without a skew. */
+bool synth_skew_ids(const synth_job *job, const char *out, sl_error *err);
 
 bool synth_write_gguf(synth_job *job, const char *path, sl_error *err);
 bool synth_write_mlx(synth_job *job, const char *directory, sl_error *err);

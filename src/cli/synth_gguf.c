@@ -99,12 +99,14 @@ static bool write_tokenizer(sl_gguf_writer *w, const synth_tokenizer *t) {
 static void fill_floats(synth_job *job, size_t index, int64_t at, int64_t n, float *out) {
     const synth_tensor *t = &job->tensors[index];
     synth_fill_float(job->random, index, at, n, t->mean, t->deviation, out);
+    if (t->router)
+        synth_skew_router(job, index, at, n, out);
     for (int64_t i = 0; i < n && t->logarithm; i++)
         out[i] = -expf(out[i]);
 }
 
 /* Rows that do not divide into blocks are Q8_0, as converters fall back too. */
-static sl_format_id tensor_format(const synth_job *job, const synth_tensor *t) {
+sl_format_id synth_tensor_format(const synth_job *job, const synth_tensor *t) {
     sl_format_id f = job->format->format;
     if (!t->quantised)
         return SL_F32;
@@ -114,7 +116,7 @@ static sl_format_id tensor_format(const synth_job *job, const synth_tensor *t) {
 /* False once the writer has failed; finish says why. */
 static bool write_tensor(synth_job *job, sl_gguf_writer *w, size_t index, void *buffer) {
     const synth_tensor *t = &job->tensors[index];
-    sl_format_id id = tensor_format(job, t);
+    sl_format_id id = synth_tensor_format(job, t);
     const sl_format *f = sl_format_get(id);
     int64_t all = synth_elements(t);
     bool ok = true;
@@ -142,8 +144,8 @@ bool synth_write_gguf(synth_job *job, const char *path, sl_error *err) {
     }
     if (ok) {
         for (size_t i = 0; i < job->count; i++)
-            sl_gguf_writer_tensor(w, job->tensors[i].gguf, tensor_format(job, &job->tensors[i]), job->tensors[i].dims,
-                                  job->tensors[i].shape);
+            sl_gguf_writer_tensor(w, job->tensors[i].gguf, synth_tensor_format(job, &job->tensors[i]),
+                                  job->tensors[i].dims, job->tensors[i].shape);
         for (size_t i = 0; i < job->count && write_tensor(job, w, i, buffer); i++)
             continue;
         ok = sl_gguf_writer_finish(w, err);

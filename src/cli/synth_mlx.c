@@ -225,6 +225,8 @@ static bool write_float(synth_job *job, sl_safetensors_writer *w, size_t index, 
     for (int64_t at = 0; ok && at < all; at += CHUNK) {
         int64_t n = sl_min_i64(CHUNK, all - at);
         synth_fill_float(job->random, index, at, n, t->mean, t->deviation, floats);
+        if (t->router)
+            synth_skew_router(job, index, at, n, floats);
         for (int64_t i = 0; i < n && !t->logarithm; i++) {
             float v = floats[i];
             halves[i] = sl_f32_to_bf16(v); /* behind what is still to be read */

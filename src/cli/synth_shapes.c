@@ -343,6 +343,7 @@ static void add_vector(tensor_list *l, const char *gguf, const char *hf, int64_t
 /* Stays float: which experts are chosen hangs on it. */
 static void add_router(tensor_list *l, const char *gguf, const char *hf, int64_t rows, int64_t cols) {
     synth_tensor *t = add(l, gguf, hf);
+    t->router = true;
     t->dims = 2;
     t->shape[0] = rows;
     t->shape[1] = cols;

@@ -238,6 +238,7 @@ static bool measure_experts(sl_engine *e, bool direct, engine_plan_input *in, ui
             return sl_fail(err, SL_ERR_FORMAT, "%s: experts of MoE layer %d: an extent lies outside its file", e->path,
                            i);
     }
+    sl_experts_share_slots(*slot_bytes, n);
     in->layers = n;
     in->experts = n ? e->expert_layers[0].experts : 0;
     in->top_k = sl_model_config_get(e->model)->top_k;

@@ -119,6 +119,10 @@ uint64_t sl_experts_slot_bytes(const sl_expert_layer *layer, const sl_ckpt *c, b
 uint64_t sl_experts_least_bytes(const sl_expert_layer *layers, int32_t n, const sl_ckpt *c, int32_t top_k, bool direct,
                                 uint64_t slab_bytes);
 
+/* Slot bytes of n layers -> those of the classes that the store gives them: sizes that hardly differ become the largest
+ * of them. */
+void sl_experts_share_slots(uint64_t *slot_bytes, int32_t n);
+
 sl_experts *sl_experts_open(const sl_experts_options *o, sl_error *err);
 void sl_experts_close(sl_experts *e);
 /* The iterator for sl_ops_set_experts. */

@@ -127,3 +127,24 @@ bool experts_layer_slot_bytes(const experts_files *files, const sl_expert_layer 
     *bytes = sl_round_up(most, EXPERTS_SLOT_ALIGN);
     return true;
 }
+
+/* A slab serves one class at a time, so classes that hardly differ would take slabs from each other for nothing. What
+ * differs by a sixteenth, or (small ones) by no more than rounding out to blocks makes, shares a class. */
+void sl_experts_share_slots(uint64_t *bytes, int32_t n) {
+    enum { ROUNDING = SL_EXPERT_PARTS * EXPERTS_SLOT_ALIGN, SHARE = 16 };
+    uint64_t above = UINT64_MAX;
+    for (;;) {
+        uint64_t most = 0;
+        for (int32_t i = 0; i < n; i++)
+            if (bytes[i] < above && bytes[i] > most)
+                most = bytes[i];
+        if (most == 0)
+            return;
+        uint64_t rounding = most / 3 < ROUNDING ? most / 3 : ROUNDING,
+                 least = most - (most / SHARE > rounding ? most / SHARE : rounding);
+        for (int32_t i = 0; i < n; i++)
+            if (bytes[i] >= least && bytes[i] < most)
+                bytes[i] = most;
+        above = most;
+    }
+}

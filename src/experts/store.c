@@ -77,18 +77,16 @@ static int32_t class_for(sl_experts *e, uint64_t slot_bytes) {
     return e->classes++;
 }
 
-static bool open_layer(sl_experts *e, int32_t i, const sl_expert_layer *from, sl_error *err) {
+static bool open_layer(sl_experts *e, int32_t i, const sl_expert_layer *from, uint64_t *bytes, sl_error *err) {
     experts_layer *l = &e->layer[i];
-    uint64_t bytes;
-    if (!experts_layer_slot_bytes(&e->files, from, &bytes, err))
+    if (!experts_layer_slot_bytes(&e->files, from, bytes, err))
         return sl_fail_prefix(err, "layer %d", i);
-    if (bytes > e->slab_bytes)
+    if (*bytes > e->slab_bytes)
         return sl_fail(err, SL_ERR_UNSUPPORTED, "layer %d: an expert needs a slot of %llu bytes, a slab has %llu", i,
-                       (unsigned long long)bytes, (unsigned long long)e->slab_bytes);
+                       (unsigned long long)*bytes, (unsigned long long)e->slab_bytes);
     l->extent = from->extent;
     l->experts = from->experts;
     l->align = experts_layer_align(from);
-    l->cls = class_for(e, bytes);
     e->experts += (uint64_t)from->experts;
     return true;
 }
@@ -96,16 +94,21 @@ static bool open_layer(sl_experts *e, int32_t i, const sl_expert_layer *from, sl
 static bool open_layers(sl_experts *e, const sl_experts_options *o, sl_error *err) {
     experts_slot **table = e->table;
     int32_t *previous = e->previous;
-    e->layers = o->layer_count;
-    for (int32_t i = 0; i < o->layer_count; i++) {
+    uint64_t *bytes = calloc((size_t)o->layer_count, sizeof *bytes);
+    bool ok = bytes || sl_fail(err, SL_ERR_MEMORY, "experts: out of memory for %d layers", o->layer_count);
+    for (int32_t i = 0; ok && i < o->layer_count; i++) {
         e->layer[i].slot = table;
         e->layer[i].previous = previous;
         table += o->layers[i].experts;
         previous += e->previous_max;
-        if (!open_layer(e, i, &o->layers[i], err))
-            return false;
+        ok = open_layer(e, i, &o->layers[i], &bytes[i], err);
     }
-    return true;
+    e->layers = ok ? o->layer_count : 0;
+    sl_experts_share_slots(bytes, e->layers);
+    for (int32_t i = 0; i < e->layers; i++)
+        e->layer[i].cls = class_for(e, bytes[i]);
+    free(bytes);
+    return ok;
 }
 
 static bool set_limits(sl_experts *e, const sl_experts_options *o, sl_error *err) {

@@ -153,12 +153,27 @@ static void hostile_extents_are_errors(void **state) {
     expect_error(&f, (sl_extent){0, 1000, 1ull << 33}, "at most 2 GiB");
 }
 
+static void sizes_that_hardly_differ_share_slots(void **state) {
+    uint64_t mib = 1 << 20;
+    uint64_t near[] = {40 * mib, 38 * mib, 40 * mib - 4096, 20 * mib}, tiny[] = {61440, 65536, 57344, 8192};
+    sl_experts_share_slots(near, 4);
+    assert_true(near[0] == 40 * mib && near[1] == 40 * mib && near[2] == 40 * mib && near[3] == 20 * mib);
+    sl_experts_share_slots(tiny, 4);
+    assert_true(tiny[0] == 65536 && tiny[1] == 65536 && tiny[2] == 65536 && tiny[3] == 8192);
+    /* A chain of small steps is not one class: a class spans a sixteenth at most. */
+    uint64_t chain[] = {160 * mib, 152 * mib, 144 * mib, 136 * mib};
+    sl_experts_share_slots(chain, 4);
+    assert_true(chain[0] == 160 * mib && chain[1] == 160 * mib && chain[2] == 144 * mib && chain[3] == 144 * mib);
+    sl_experts_share_slots(NULL, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(adjacent_parts_are_one_read),
         cmocka_unit_test(near_parts_are_one_read_and_distant_ones_two),
         cmocka_unit_test(order_of_parts_does_not_matter),
         cmocka_unit_test(random_layouts_hold_every_part),
+        cmocka_unit_test(sizes_that_hardly_differ_share_slots),
         cmocka_unit_test(hostile_extents_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

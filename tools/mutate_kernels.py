@@ -1,162 +1,91 @@
 #!/usr/bin/env python3
 r"""Would the checks of the kernels notice? Breaks src/kernels one place at a time and runs the tests that cover it.
 
-  tools/mutate_kernels.py BUILD [--kind barrier,bound,index] [--file NAME ...] [--match EXPR] [--sample N] [--seed N] [--jobs N] [--list]
+  tools/mutate_kernels.py BUILD [--kind barrier,bound,index] [--file NAME ...] [--match EXPR] [--sample N] [--seed N] [--jobs N] [--list] [--record]
+  tools/mutate_kernels.py --check
 
-A mutant removes one barrier, shifts one bound (< and <=, > and >=; not where it chooses the lesser or the greater of two), or changes one index (its first and last names change places, or it is moved
-by one). The kernels' texts lie inside the test programs: a mutant is a copy of the program with one of them patched, the
-same length as before (a comment gives way), so nothing is built.
+A mutant removes one barrier, shifts one bound (< and <=, > and >=; not where it chooses the lesser or the greater of two), or
+changes one index (its first and last names change places, or it is moved by one). BUILD has the test programs test_kernels_*;
+they are linked anew with kernels that hold all mutants, each by choice of the variable SL_MUTANT, so that each program compiles its
+kernels once and then runs once per mutant. Where a choice when running is not possible (a template's argument) a program is made
+for the mutant alone.
 
-A mutant is killed by a wrong result, a report of the checking mode or a crash; one that does not compile, or that is the same kernel after
-compiling, says nothing. Survivors are either gaps in the tests or equivalent: those are listed with their proof in tools/mutants_equivalent.txt,
-one a line: FILE | KIND | SOURCE LINE | OCCURRENCE IN LINES THAT READ SO | PROOF (\\| is a |). Exit status 1 when a survivor has no proof.
+A mutant is killed by a wrong result, a report of the checking mode, a crash, or a run that takes for ever; one that does not compile says
+nothing. Survivors are either gaps in the tests or equivalent: those are listed with their proof in tools/mutants_equivalent.txt, one a
+line: FILE | KIND | SOURCE LINE | OCCURRENCE IN LINES THAT READ SO | PROOF (\\| is a |). --record writes what a whole sweep of a file found
+to tools/mutants_swept.txt. Exit status 1 when a survivor has no proof, when a mutant that is killed has one, or when a proof's place is no
+more. --check runs nothing: it looks for proofs whose place is no more (status 1) and says which files have changed since they were swept.
 """
 
 import argparse
 import concurrent.futures
+import hashlib
 import os
 import random
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass
+import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import mutants as places
 
 REPO = Path(__file__).resolve().parents[1]
 KERNELS = REPO / "src/kernels"
 PROOFS = REPO / "tools/mutants_equivalent.txt"
-COMPILE_ERROR = re.compile(r"ERROR\s*[:\]].*?\b[\w.-]+\.(?:metal|h):\d+: |\b[\w.-]+\.(?:metal|h):\d+: (?:error|no |use of|expected|invalid|cannot|unknown)")
+SWEPT = REPO / "tools/mutants_swept.txt"
+PLACE = re.compile(r"\b([\w-]+\.(?:metal|h)|mutants):(\d+): (.*)")
+REPORT = re.compile(r"\blist '|out of bounds|misaligned|uninitialised|race|barrier|divergence|bound for reading")
 
 
-@dataclass(frozen=True)
-class Mutant:
-    file: str
-    kind: str
-    begin: int  # bytes of the file that are replaced
-    end: int
-    text: str
-    line: int
-    source: str  # the line, without spaces around it
-    occurrence: int  # of this kind in lines that read the same
-
-    @property
-    def name(self):
-        return f"{self.file}:{self.line} {self.kind} {self.occurrence}: {self.source}"
-
-    @property
-    def key(self):
-        return (self.file, self.kind, self.source, str(self.occurrence))
+# ---- programs --------------------------------------------------------------------------------------------------------
 
 
-# ---- places ----------------------------------------------------------------------------------------------------------
+class Programs:
+    """The build's test programs, linked with other kernels."""
 
+    def __init__(self, build, folder):
+        self.build, self.folder = build.resolve(), folder
+        self.commands = {}
+        self.names = sorted(p.name for p in build.glob("test_kernels_*") if p.is_file() and os.access(p, os.X_OK))
+        self.names = [n for n in self.names if sources_of(n)]
+        if not self.names:
+            sys.exit(f"{build}: no programs test_kernels_*: build them first")
+        lines = self.output("ninja", "-t", "commands", *self.names).splitlines()
+        self.embed = self.one(lines, r"-DPART=gpu .*embed\.cmake")
+        self.compile = self.one(lines, r" -c \S*gpu_texts\.c$")
+        self.links = {n: self.one(lines, rf" -o {n} ") for n in self.names}
 
-def blank_comments(text):
-    """Same length, comments and preprocessor's includes as spaces: what is left is code."""
-    def spaces(match):
-        return re.sub(r"[^\n]", " ", match.group(0))
-    return re.sub(r'//[^\n]*|/\*.*?\*/|#include[^\n]*|\[\[.*?\]\]', spaces, text, flags=re.S)
+    def output(self, *argv):
+        return subprocess.run(argv, cwd=self.build, check=True, capture_output=True, text=True).stdout
 
+    def one(self, lines, pattern):
+        found = [line for line in lines if re.search(pattern, line)]
+        if len(found) != 1:
+            sys.exit(f"{self.build}: {len(found)} commands that match {pattern}: is it a Ninja build?")
+        return found[0]
 
-def barriers(code):
-    for m in re.finditer(r"\b(?:threadgroup|simdgroup)_barrier\s*\([^()]*\)\s*;", code):
-        yield m.start(), m.end(), ";"
+    def make(self, texts, name, programs):
+        """Programs whose kernels are `texts` {file: text}, in a folder of that name. Returns it."""
+        out = self.folder / name
+        out.mkdir(exist_ok=True)
+        for file in KERNELS.iterdir():
+            (out / file.name).write_text(texts.get(file.name) or file.read_text())
+        c, o = out / "texts.c", out / "texts.o"
+        self.shell(re.sub(r"-DOUT=\S+", f"-DOUT={c}", self.embed.replace(f"{KERNELS}/", f"{out}/")))
+        self.shell(re.sub(r"-O\d", "-O0", re.sub(r" -MF \S+", f" -MF {out}/texts.d", re.sub(r" -o \S+ -c \S+$", f" -o {o} -c {c}", self.compile))))
+        for p in programs:
+            self.shell(re.sub(r"\S*gpu_texts\.c\.o", str(o), self.links[p]).replace(f" -o {p} ", f" -o {out / p} "))
+        return out
 
-
-def same_either_way(code, at, op):
-    """The lesser or the greater of two: where they are equal, it is the same. Ends at the nearest operators and brackets around."""
-    left = re.search(r"[\w.\[\]]+(?:\([\w.\[\]]*\))?$", code[:at].rstrip())
-    right = re.match(r"\s*([\w.\[\]]+)\s*\?\s*([^?:;,]+?)\s*:\s*([\w.\[\]]+(?:\([\w.\[\]]*\))?)", code[at + len(op):])
-    return bool(left and right) and {left.group(0).lstrip("("), right.group(1)} == {right.group(2), right.group(3)}
-
-
-def bounds(code):
-    """Comparisons stand between spaces, template brackets do not."""
-    for m in re.finditer(r"(?<= )(<=|>=|<|>)(?= )", code):
-        before = code[:m.start()].rstrip()
-        if before.endswith("template") or before.endswith("operator"):
-            continue
-        op = m.group(1)
-        if same_either_way(code, m.start(), op) or re.search(r"static_assert\([^;]*$", before):
-            continue
-        yield m.start(), m.end(), op[:-1] if op.endswith("=") else op + "="
-
-
-def index_text(inside):
-    """The first and the last name change places, unless that is the same sum or product."""
-    names = re.findall(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*\b(?!\s*\()", inside)
-    distinct = list(dict.fromkeys(n for n in names if n not in ("uint", "int", "ulong", "long", "ushort", "short")))
-    operators = set(re.findall(r"[-+*/%&|^?]|<<|>>", inside))
-    if len(distinct) < 2 or len(operators) == 1 and operators & {"+", "*", "&", "|", "^"}:
-        return f"({inside}) + 1"
-    a, b = distinct[0], distinct[-1]
-    return re.sub(rf"(?<![\w.])(?:{re.escape(a)}|{re.escape(b)})(?![\w.])", lambda m: b if m.group(0) == a else a, inside)
-
-
-def indices(code):
-    """Subscripts in expressions: not declarations of arrays."""
-    depth_start = []
-    for i, c in enumerate(code):
-        if c == "[":
-            depth_start.append(i)
-        elif c == "]" and depth_start:
-            begin = depth_start.pop()
-            if depth_start or not code[begin + 1:i].strip():
-                continue
-            if is_declaration(code, begin, i):
-                continue
-            yield begin + 1, i, index_text(code[begin + 1:i])
-
-
-def is_declaration(code, begin, end):
-    statement = code[max(code.rfind(ch, 0, begin) for ch in ";{}(\n") + 1:begin]
-    after = code[end + 1:end + 40].lstrip()
-    typed = re.match(r"\s*(?:(?:threadgroup|thread|constexpr|constant|const|device|static)\s+)*[A-Za-z_]\w*(?:<[^<>]*>)?[\s*&]+(?:[A-Za-z_]\w*(?:\[[^\]]*\])*\s*,\s*)*[A-Za-z_]\w*(?:\[[^\]]*\])*\s*$",
-                     statement)
-    return bool(typed) and not re.match(r"\s*return\b", statement) and after[:1] in (";", "=", "{", "[", ",")
-
-
-KINDS = {"barrier": barriers, "bound": bounds, "index": indices}
-
-
-def find_mutants(path, kinds):
-    text = path.read_text()
-    code = blank_comments(text)
-    for kind in kinds:
-        seen = {}
-        for begin, end, replacement in KINDS[kind](code):
-            line = text.count("\n", 0, begin) + 1
-            source = text.splitlines()[line - 1].strip()
-            seen[source] = seen.get(source, 0) + 1
-            yield Mutant(path.name, kind, begin, end, replacement, line, source, seen[source])
-
-
-# ---- patched programs ------------------------------------------------------------------------------------------------
-
-
-def mutate(text, m):
-    """The text with the mutant in it, of the same length."""
-    grown = len(m.text) - (m.end - m.begin)
-    new = text[:m.begin] + m.text + (" " * -grown if grown < 0 else "") + text[m.end:]
-    while grown > 0:
-        comment = max(re.finditer(r"//[^\n]*", new), key=lambda c: len(c.group(0)), default=None)
-        cut = min(grown, len(comment.group(0)) - 2) if comment else 0
-        if cut <= 0:
-            return None
-        new = new[:comment.end() - cut] + new[comment.end():]
-        grown -= cut
-    return new if len(new.encode()) == len(text.encode()) else None
-
-
-def patched(program, file, text, new, out):
-    data = program.read_bytes()
-    old = text.encode()
-    if data.count(old) != 1:
-        sys.exit(f"{program}: {data.count(old)} copies of {file}: is the build older than the source?")
-    out.write_bytes(data.replace(old, new.encode()))
-    out.chmod(0o755)
+    def shell(self, command):
+        done = subprocess.run(command, shell=True, cwd=self.build, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{command[:300]} ...\n{done.stderr[:2000]}")
 
 
 def includes(name):
@@ -167,101 +96,242 @@ def includes(name):
     return found
 
 
-def tests_of(build, file):
-    """Programs test_kernels_X: of the .metal files whose name begins with X, and of all that include a header."""
-    programs = []
-    for program in sorted(build.glob("test_kernels_*")):
-        subject = program.name.removeprefix("test_kernels_")
-        sources = [p.name for p in KERNELS.glob("*.metal") if p.stem.split("_")[0] == subject]
-        if any(file == s or file in includes(s) for s in sources):
-            programs.append(program)
-    return programs
+def sources_of(program):
+    """The .metal files whose name begins as the program's subject does."""
+    subject = program.removeprefix("test_kernels_")
+    return [p.name for p in KERNELS.glob("*.metal") if p.stem.split("_")[0] == subject]
 
 
-def run(program, seconds):
-    """Ends the program at its first error: what comes after says no more."""
-    with subprocess.Popen([program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=REPO, text=True, errors="replace") as p:
+def tests_of(programs, file):
+    """Programs of the file, or of all files that include it."""
+    return [p for p in programs if any(file == s or file in includes(s) for s in sources_of(p))]
+
+
+def run(program, number, cache, seconds):
+    """Ends the program at its first error: what comes after says no more. -> verdict, why"""
+    env = dict(os.environ, SL_MUTANT=str(number), SL_KERNELS_CACHE=str(cache))
+    with subprocess.Popen([program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=REPO, text=True, errors="replace", env=env) as p:
         timer = threading.Timer(seconds, p.kill)
         timer.start()
-        error = ""
+        error = skipped = ""
         for line in p.stdout:
             if "ERROR" in line and "ERROR   ] ---" not in line or "[  FAILED  ]" in line or "[  ERROR   ]" in line:
                 error = line.strip()
                 p.kill()
                 break
+            skipped = skipped or (line.strip() if "SKIP" in line else "")
         p.stdout.close()
         code = p.wait()
         timed_out = not timer.is_alive() and not error
         timer.cancel()
-    if error and COMPILE_ERROR.search(error) and "list '" not in error:
+    if skipped and not error:
+        sys.exit(f"{program.name}: {skipped}")
+    if error and PLACE.search(error) and not REPORT.search(error):
         return "invalid", error
     if code == 0 and not error:
         return "survives", ""
     return "killed", error or ("takes for ever" if timed_out else f"ends with {code}")
 
 
-def judge(build, m, seconds):
-    text = (KERNELS / m.file).read_text()
-    new = mutate(text, m)
-    if new is None:
-        return m, "invalid", "no room in the file's comments"
-    for program in tests_of(build, m.file):
-        with tempfile.TemporaryDirectory() as directory:
-            copy = Path(directory) / program.name
-            patched(program, m.file, text, new, copy)
-            verdict, why = run(copy, seconds)
-        if verdict != "survives":
-            return m, verdict, why
-    return m, "survives", ""
+# ---- the sweep -------------------------------------------------------------------------------------------------------
+
+
+class Sweep:
+    def __init__(self, programs, mutants, seconds):
+        self.programs, self.mutants, self.seconds = programs, mutants, seconds
+        self.number = {m: i + 1 for i, m in enumerate(mutants)}
+        # of its texts; as many as it has: alone only, as in macros that name template arguments
+        self.which = {m: len(m.texts) if m.source.startswith(("#define", "SL_KERNEL")) else 0 for m in mutants}
+        self.cache = programs.folder / "cache"
+        self.limit = {}
+        self.home = None
+
+    def text_with_all(self, file):
+        text = (KERNELS / file).read_text()
+        text = places.with_all(text, [(self.number[m], m, self.which[m]) for m in self.mutants
+                                      if m.file == file and self.which[m] < len(m.texts)])
+        return places.with_choice(text) if file == "step.h" else text
+
+    def prepare(self):
+        """Programs with all mutants, which with none chosen pass."""
+        needed = [p for p in self.programs.names if any(p in tests_of([p], m.file) for m in self.mutants)]
+        for p in needed:
+            while True:
+                self.home = self.programs.make({f.name: self.text_with_all(f.name) for f in KERNELS.iterdir()}, "all", [p])
+                start = time.monotonic()
+                verdict, why = run(self.home / p, 0, self.cache, 900)
+                if verdict == "survives":
+                    break
+                if verdict != "invalid" or not self.retreat(why):
+                    sys.exit(f"{p} fails with no mutant chosen: {why}")
+            start = time.monotonic()
+            run(self.home / p, 0, self.cache, 900)
+            self.limit[p] = min(self.seconds, 20 + 20 * (time.monotonic() - start))
+        self.programs.make({f.name: self.text_with_all(f.name) for f in KERNELS.iterdir()}, "all", needed)
+
+    def retreat(self, error):
+        """Mutants of the line that does not compile get their next text, or are made alone."""
+        file, line, what = PLACE.search(error).groups()
+        for near in range(6):
+            hit = [m for m in self.mutants if m.file == file and m.line == int(line) + near and self.which[m] < len(m.texts)]
+            for m in hit:
+                self.which[m] += 1
+            if hit:
+                return True
+        return False
+
+    def judge(self, m):
+        alone = self.which[m] == len(m.texts)
+        verdict, why = "survives", ""
+        for p in sorted(tests_of(self.programs.names, m.file), key=lambda p: self.limit.get(p, 0)):
+            verdict, why = self.alone(m, p) if alone else run(self.home / p, self.number[m], self.cache, self.limit[p])
+            if verdict != "survives":
+                break
+        return m, verdict, why
+
+    def alone(self, m, program):
+        text = (KERNELS / m.file).read_text()
+        for which in range(len(m.texts)):
+            with tempfile.TemporaryDirectory(dir=self.programs.folder) as folder:
+                home = self.programs.make({m.file: places.with_one(text, m, which)}, folder, [program])
+                verdict, why = run(home / program, 0, Path(folder) / "cache", self.seconds)
+            if verdict != "invalid":
+                break
+        return verdict, why
+
+
+# ---- proofs and records ----------------------------------------------------------------------------------------------
+
+
+def kernel_files(names=None):
+    return [f for f in sorted(KERNELS.iterdir()) if f.suffix in (".metal", ".h") and f.name != "args.h" and (not names or f.name in names)]
+
+
+def read_rows(path, columns):
+    for line in path.read_text().splitlines() if path.exists() else []:
+        parts = [p.strip().replace("\\|", "|") for p in line.split(" | ")]
+        if line.strip() and not line.startswith("#"):
+            if len(parts) != columns:
+                sys.exit(f"{path}: {len(parts)} columns instead of {columns}: {line}")
+            yield parts
 
 
 def read_proofs():
-    proofs = {}
-    for line in PROOFS.read_text().splitlines() if PROOFS.exists() else []:
-        parts = [p.strip().replace("\\|", "|") for p in line.split(" | ")]
-        if line.strip() and not line.startswith("#"):
-            if len(parts) != 5:
-                sys.exit(f"{PROOFS}: expected FILE | KIND | LINE | OCCURRENCE | PROOF: {line}")
-            proofs[tuple(parts[:4])] = parts[4]
-    return proofs
+    return {tuple(parts[:4]): parts[4] for parts in read_rows(PROOFS, 5)}
 
 
-def main():
+def lost_proofs(proofs):
+    there = {m.key for f in kernel_files() for m in places.find_mutants(f, places.KINDS)}
+    return [key for key in proofs if key not in there]
+
+
+def version(path):
+    """Of a file's code; comments do not count."""
+    code = re.sub(r"\s+", " ", places.blank_comments(path.read_text()))
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+
+SWEPT_HEAD = """# What sweeps of tools/mutate_kernels.py found: FILE | VERSION OF ITS CODE | MUTANTS | KILLED | DO NOT COMPILE | EQUIVALENT, WITH PROOF | WITHOUT PROOF
+"""
+
+
+def read_swept():
+    return {parts[0]: parts[1:] for parts in read_rows(SWEPT, 7)}
+
+
+def record(files, results):
+    swept = read_swept()
+    for f in files:
+        mine = [v for m, v in results if m.file == f.name]
+        count = [str(mine.count(v)) for v in ("killed", "invalid", "equivalent", "survives")]
+        swept[f.name] = [version(f), str(len(mine)), *count]
+    there = {f.name for f in kernel_files()}
+    SWEPT.write_text(SWEPT_HEAD + "".join(" | ".join([name, *row]) + "\n" for name, row in sorted(swept.items()) if name in there))
+
+
+def complain():
+    """What no longer fits HEAD. -> number of proofs without a place"""
+    lost, swept = lost_proofs(read_proofs()), read_swept()
+    for key in lost:
+        print(f"{PROOFS.name}: no such place: {' | '.join(key)}")
+    for f in kernel_files():
+        if f.name not in swept:
+            print(f"{SWEPT.name}: {f.name} was never swept")
+        elif swept[f.name][0] != version(f):
+            print(f"{SWEPT.name}: {f.name} has changed since it was swept")
+    return len(lost)
+
+
+def totals(rows):
+    rows = [[int(x) for x in r[1:]] for r in rows]
+    n = [sum(c) for c in zip(*rows)] or [0] * 5
+    return f"{n[0]} mutants: {n[1]} killed, {n[2]} do not compile, {n[3]} equivalent with proof, {n[4]} without"
+
+
+def options():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("build", type=Path)
-    p.add_argument("--kind", default="barrier,bound,index")
+    p.add_argument("build", type=Path, nargs="?")
+    p.add_argument("--kind", default=",".join(places.KINDS))
     p.add_argument("--file", nargs="*")
     p.add_argument("--match", default="", help="only those whose FILE:LINE KIND N: SOURCE matches this expression")
     p.add_argument("--sample", type=int, help="only so many, chosen at random")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
-    p.add_argument("--timeout", type=int, default=600)
+    p.add_argument("--timeout", type=int, default=300)
     p.add_argument("--list", action="store_true", help="show the mutants, run nothing")
+    p.add_argument("--check", action="store_true", help="proofs without a place, files that changed; runs nothing")
+    p.add_argument("--record", action="store_true", help=f"write what was found to {SWEPT.name}")
     a = p.parse_args()
-    files = [f for f in sorted(KERNELS.iterdir()) if f.suffix in (".metal", ".h") and f.name != "args.h" and (not a.file or f.name in a.file)]
-    mutants = [m for f in files for m in find_mutants(f, a.kind.split(",")) if re.search(a.match, m.name)]
-    if a.sample is not None and a.sample < len(mutants):
-        mutants = random.Random(a.seed).sample(mutants, a.sample)
+    if not a.build and not a.check and not a.list:
+        p.error("BUILD, --check or --list")
+    if a.record and (a.match or a.sample is not None or a.kind != ",".join(places.KINDS)):
+        p.error("--record takes whole files")
+    return a
+
+
+def sweep(a, found):
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        programs = Programs(a.build, Path(folder))
+        for name in sorted({m.file for m in found}):
+            if not tests_of(programs.names, name):
+                sys.exit(f"{name}: no test program in {a.build} covers it")
+        s = Sweep(programs, found, a.timeout)
+        s.prepare()
+        with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
+            yield from pool.map(s.judge, found)
+
+
+def main():
+    a = options()
+    if a.check:
+        lost = complain()
+        print(totals(read_swept().values()))
+        return 1 if lost else 0
+    files = kernel_files(a.file)
+    found = [m for f in files for m in places.find_mutants(f, a.kind.split(",")) if re.search(a.match, m.name)]
+    if a.sample is not None and a.sample < len(found):
+        found = random.Random(a.seed).sample(found, a.sample)
     if a.list:
-        print(*(f"{m.name}   ->   {m.text}" for m in mutants), sep="\n")
-        print(f"{len(mutants)} mutants")
+        print(*(f"{m.name}   ->   {m.texts[0]}" for m in found), sep="\n")
+        print(f"{len(found)} mutants")
         return 0
-    for f in files:
-        if not tests_of(a.build, f.name):
-            print(f"{f.name}: no test program in {a.build} covers it")
-    proofs, count, unproved = read_proofs(), {"killed": 0, "invalid": 0, "survives": 0, "equivalent": 0}, []
-    with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
-        for m, verdict, why in pool.map(lambda m: judge(a.build, m, a.timeout), mutants):
-            if verdict == "survives" and m.key in proofs:
-                verdict, why = "equivalent", proofs[m.key]
-            elif verdict == "survives":
-                unproved.append(m)
-            count[verdict] += 1
-            print(f"{verdict:10} {m.name}   {why[:200]}", flush=True)
-    print(f"{len(mutants)} mutants (seed {a.seed}): " + ", ".join(f"{n} {k}" for k, n in count.items()))
-    for m in unproved:
-        print(f"SURVIVES without proof: {m.name}   ->   {m.text}")
-    return 1 if unproved else 0
+    proofs, results, wrong = read_proofs(), [], complain()
+    for m, verdict, why in sweep(a, found):
+        if verdict == "survives" and m.key in proofs:
+            verdict, why = "equivalent", proofs[m.key]
+        elif verdict == "killed" and m.key in proofs:
+            print(f"{PROOFS.name}: is not equivalent: {m.name}")
+            wrong += 1
+        results.append((m, verdict))
+        print(f"{verdict:10} {m.name}   {why[:200]}", flush=True)
+    count = [sum(v == k for _, v in results) for k in ("killed", "invalid", "equivalent", "survives")]
+    print(totals([["", len(results), *count]]))
+    for m, verdict in results:
+        if verdict == "survives":
+            print(f"SURVIVES without proof: {m.name}   ->   {' or '.join(m.texts)}")
+    if a.record:
+        record(files, results)
+    return 1 if wrong or count[3] else 0
 
 
 if __name__ == "__main__":

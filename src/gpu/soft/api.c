@@ -79,6 +79,13 @@ static void ignore_write(void *address, uint32_t size, const void *pc) {
     (void)pc;
 }
 
+static void ignore_misaligned(const void *address, uint32_t alignment, const char *type, const void *pc) {
+    (void)address;
+    (void)alignment;
+    (void)type;
+    (void)pc;
+}
+
 static void ignore_beyond(int64_t index, const char *type, const void *pc) {
     (void)index;
     (void)type;
@@ -109,6 +116,7 @@ const soft_api soft_api_plain = {
     .read = ignore_read,
     .write = ignore_write,
     .beyond = ignore_beyond,
+    .misaligned = ignore_misaligned,
 };
 
 const soft_api soft_api_checked = {
@@ -123,4 +131,5 @@ const soft_api soft_api_checked = {
     .read = checked_read,
     .write = checked_write,
     .beyond = soft_check_beyond,
+    .misaligned = soft_check_misaligned,
 };

@@ -330,6 +330,25 @@ SOFT_ON_FIBER void soft_check_beyond(int64_t index, const char *type, const void
     f->beyond = soft_report_add(c, &r) ? c->reports : 0;
 }
 
+/* What x86-64 reads anyway, and a GPU gives other bytes for. Ends the dispatch: code that was compiled for an aligned
+ * address may fault. */
+SOFT_ON_FIBER void soft_check_misaligned(const void *address, uint32_t alignment, const char *type, const void *pc) {
+    soft_fiber *f = soft_self();
+    soft_worker *w = f->worker;
+    soft_check *c = w->job->check;
+    uintptr_t a = (uintptr_t)address;
+    soft_report r = new_report(f, SOFT_MISALIGNED, SOFT_READS, alignment, pc);
+    snprintf(r.type, sizeof r.type, "%s", type);
+    if (a - (uintptr_t)w->arena < SOFT_ARENA)
+        name_variable(w, nearest_variable(w, (uint32_t)(a - (uintptr_t)w->arena)), (uint32_t)(a - (uintptr_t)w->arena),
+                      &r);
+    else if (a - (uintptr_t)w->region < SOFT_REGION)
+        r.own = true;
+    else
+        name_window(w->job, nearest_window(c, a), a, &r);
+    end_dispatch(f, &r);
+}
+
 void soft_check_trap(soft_check *c, const soft_fiber *f, const void *pc) {
     soft_report r = new_report(f, SOFT_BEYOND_OWN, SOFT_READS, 0, pc);
     soft_report_add(c, &r);

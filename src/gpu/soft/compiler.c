@@ -198,15 +198,16 @@ static const char *const common_flags[] = {"-x",
                                            "-nostdlib++"};
 static const char *const plain_flags[] = {"-O2"};
 /* No vectors wider than what the instrumentation sees; reads before writes too; atomics announce themselves. A thread's
- * own arrays: indices where the type says the length, traps where the optimiser knows it, each with its line. */
+ * own arrays: indices where the type says the length, traps where the optimiser knows it, each with its line. Addresses
+ * that are not multiples of the alignment of the pointer's type. */
 static const char *const checked_flags[] = {"-O1",
                                             "-DSL_MSL_CHECK=1",
                                             "-fno-vectorize",
                                             "-fno-slp-vectorize",
                                             "-Xclang",
-                                            "-fsanitize=thread,array-bounds,local-bounds",
+                                            "-fsanitize=thread,array-bounds,local-bounds,alignment",
                                             "-Xclang",
-                                            "-fsanitize-recover=array-bounds",
+                                            "-fsanitize-recover=array-bounds,alignment",
                                             "-mllvm",
                                             "-enable-tail-merge=0",
                                             "-mllvm",

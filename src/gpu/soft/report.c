@@ -103,15 +103,21 @@ static void put_access(text *t, const soft_job *job, const soft_report *r) {
         [SOFT_OUT_OF_BOUNDS] = "out of bounds: ",
         [SOFT_BEYOND_ARRAY] = "out of bounds: ",
         [SOFT_BEYOND_OWN] = "out of bounds: one of the thread's own arrays (or a place that cannot be reached)",
+        [SOFT_MISALIGNED] = "misaligned: ",
         [SOFT_READ_ONLY] = "bound for reading only: ",
         [SOFT_UNINITIALISED] = "uninitialised: ",
         [SOFT_RACE] = "race: ",
     };
     put(t, "%s", what[r->kind]);
+    if (r->kind == SOFT_MISALIGNED)
+        put(t, "%s at an address that is no multiple of %u, ", r->type, r->size);
     if (r->kind == SOFT_BEYOND_ARRAY) {
         put(t, "index %lld of %s", (long long)r->offset, r->name);
+    } else if (r->own) {
+        put(t, "in the thread's own memory");
     } else if (r->kind != SOFT_BEYOND_OWN) {
-        put(t, "%s of %u bytes, ", verb(r->how), r->size);
+        if (r->kind != SOFT_MISALIGNED)
+            put(t, "%s of %u bytes, ", verb(r->how), r->size);
         put_what(t, job, r);
     }
     put(t, ", by ");

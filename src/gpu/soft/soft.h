@@ -332,6 +332,7 @@ typedef enum soft_kind {
     SOFT_OUT_OF_BOUNDS,
     SOFT_BEYOND_ARRAY, /* an index that its type does not allow */
     SOFT_BEYOND_OWN,   /* a thread's own array, where the optimiser saw it */
+    SOFT_MISALIGNED,
     SOFT_READ_ONLY,
     SOFT_UNINITIALISED,
     SOFT_RACE,
@@ -357,7 +358,9 @@ typedef struct soft_report {
     int64_t offset;   /* from the start of the range or variable */
     uint64_t length;  /* of it */
     uint64_t address; /* when it is in no range */
+    bool own;         /* in the thread's own memory */
     char name[64];    /* of the variable */
+    char type[64];    /* of a misaligned pointer */
 } soft_report;
 
 /* One access of a byte, for races. */
@@ -416,6 +419,8 @@ void soft_check_variable(soft_check *c, soft_worker *w, int index);
 void soft_check_access(const void *address, uint32_t size, soft_how how, const void *pc);
 /* An index that the type of an array does not allow. */
 void soft_check_beyond(int64_t index, const char *type, const void *pc);
+/* An address that the type of the pointer does not allow. */
+void soft_check_misaligned(const void *address, uint32_t alignment, const char *type, const void *pc);
 /* A trap was met at pc. */
 void soft_check_trap(soft_check *c, const soft_fiber *f, const void *pc);
 /* Where lanes or threads are when they should be together. */

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-enum { SOFT_ABI = 2, SOFT_SIMD = 32, SOFT_SLOTS = 31, SOFT_THREADGROUP_BYTES = 32768, SOFT_LANE_BYTES = 64 };
+enum { SOFT_ABI = 3, SOFT_SIMD = 32, SOFT_SLOTS = 31, SOFT_THREADGROUP_BYTES = 32768, SOFT_LANE_BYTES = 64 };
 
 /* What a fibre knows of itself; the runtime's own state lies behind it. */
 typedef struct soft_thread {
@@ -58,6 +58,8 @@ typedef struct soft_api {
     void (*write)(void *address, uint32_t size, const void *pc);
     /* An index outside an array whose length the type says; type: as the compiler names it. */
     void (*beyond)(int64_t index, const char *type, const void *pc);
+    /* An address that is no multiple of what the pointer's type asks for. */
+    void (*misaligned)(const void *address, uint32_t alignment, const char *type, const void *pc);
 } soft_api;
 
 /* Types of sl_gpu_type. */

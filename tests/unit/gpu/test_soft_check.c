@@ -39,8 +39,9 @@ static const fault faults[] = {
      1,
      32},
     {"straddles the end",
-     "KERNEL {\n  BUFFER(float, 1)[0] = *(const float *)(BUFFER(const char, 2) + 9);\n}\n",
-     {"t.metal:2: out of bounds: read of 4 bytes, buffer 2 (bytes) at byte 9 (index 2) of 12"},
+     "struct __attribute__((packed)) loose { float v; };\nKERNEL {\n"
+     "  BUFFER(float, 1)[0] = ((const loose *)(BUFFER(const char, 2) + 9))->v;\n}\n",
+     {"t.metal:3: out of bounds: read of 4 bytes, buffer 2 (bytes) at byte 9 (index 2) of 12"},
      1,
      1},
     {"slot that is not bound",
@@ -201,7 +202,43 @@ static const fault faults[] = {
      {"k: t.metal:4: out of bounds: one of the thread's own arrays", ", by thread (0,0,0) of threadgroup (0,0,0)"},
      1,
      1},
+    {"a float at an odd address",
+     "KERNEL {\n  BUFFER(float, 1)[T->index] =\n    *(const float *)(BUFFER(const char, 0) + 4 * T->index + (T->index "
+     "== "
+     "5 ? 2 : 0));\n}\n",
+     {"k: t.metal:3: misaligned: 'const float' at an address that is no multiple of 4, buffer 0 (in) at byte 22 (index "
+      "5) of 256, by thread (5,0,0) of threadgroup (0,0,0)"},
+     1,
+     32},
+    {"a vector of four where one float may lie",
+     "typedef float four __attribute__((ext_vector_type(4)));\nKERNEL {\n  four v = *(const four *)\n"
+     "    (BUFFER(const float, 0) + (T->index == 1));\n  BUFFER(float, 1)[T->index] = v.x + v.w;\n}\n",
+     {"k: t.metal:3: misaligned: 'const four' (vector of 4 'float' values) at an address that is no multiple of 16, "
+      "buffer 0 (in) at byte 4 (index 1) of 256, by thread (1,0,0)"},
+     1,
+     8},
+    {"a half written in the middle of another",
+     "KERNEL {\n  SHARED(0, char, a, 64);\n  *(short *)(a + (T->index ? 3 : 0)) = 1;\n}\n",
+     {"k: t.metal:3: misaligned: 'short' at an address that is no multiple of 2, threadgroup variable a at byte 3 "
+      "(index "
+      "1) of 64, by thread (1,0,0)"},
+     1,
+     2},
+    {"a word among a thread's own bytes",
+     "KERNEL {\n  struct { int first; char c[12]; } own = {0, {1, 2, 3}};\n  BUFFER(int, 1)[T->index] =\n"
+     "    *(int *)(own.c + BUFFER(const int, 2)[0]);\n}\n",
+     {"k: t.metal:4: misaligned: 'int' at an address that is no multiple of 4, in the thread's own memory, by thread "
+      "(0,0,0)"},
+     1,
+     1},
     /* sound ones that resemble the others */
+    {"bytes of words, and packed structs anywhere",
+     "struct __attribute__((packed)) loose { char c; float v; };\nKERNEL {\n"
+     "  const loose *p = (const loose *)BUFFER(const char, 0) + T->index;\n"
+     "  BUFFER(float, 1)[T->index] = p->v + ((const char *)BUFFER(const int, 2))[T->index];\n}\n",
+     {NULL},
+     1,
+     12},
     {"a thread's own arrays, all of them",
      "static float add(const float *v, int n) {\n  float sum = 0;\n  for (int i = 0; i < n; i++) sum += v[i];\n"
      "  return sum;\n}\nKERNEL {\n  struct { float a[3], b[3]; } own;\n"

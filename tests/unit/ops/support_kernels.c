@@ -14,10 +14,16 @@ static bool has_compiler(void) {
     return system("command -v clang++ >/dev/null 2>&1") == 0;
 }
 
+/* tools/mutate_kernels.py runs a program a thousand times and compiles it once. */
+static const char *cache_folder(void) {
+    const char *given = getenv("SL_KERNELS_CACHE");
+    return given ? given : "";
+}
+
 static sl_gpu *open_device(int i, sl_error *err) {
     sl_gpu_options o = SL_GPU_OPTIONS_INIT;
     o.device = "soft:2";
-    o.cache_dir = "";
+    o.cache_dir = cache_folder();
     o.check = i == KERNEL_DEVICES - 1;
     o.seed = (uint64_t)(o.check ? 0 : i);
     return sl_gpu_open(&o, err);
@@ -149,7 +155,10 @@ static size_t all_bindings(const kernel_call *c, const bound *b, sl_gpu_binding 
     return n;
 }
 
-/* Outputs of device 0 go to the caller; those of others must be the same. */
+/* The checking device comes first: where a kernel is at fault it says so, others may end the process. */
+enum { FIRST_DEVICE = KERNEL_DEVICES - 1 };
+
+/* Outputs of the first device go to the caller; those of others must be the same. */
 static void take_outputs(const kernel_call *c, const bound *b, int device) {
     sl_error err = {0};
     for (size_t i = 0; i < c->count; i++) {
@@ -158,10 +167,10 @@ static void take_outputs(const kernel_call *c, const bound *b, int device) {
             continue;
         const void *from = sl_gpu_map(b->buffer[x->slot], x->offset, x->bytes, SL_GPU_READ, &err);
         must(from != NULL, c, &err);
-        if (device == 0)
+        if (device == FIRST_DEVICE)
             memcpy(x->data, from, x->bytes);
         else if (memcmp(x->data, from, x->bytes) != 0)
-            fail_msg("%s: slot %d differs from the first run's on device %d (another order, or checking)", c->entry,
+            fail_msg("%s: slot %d on device %d (another order of threads) differs from the checking run's", c->entry,
                      x->slot, device);
         must(sl_gpu_unmap(b->buffer[x->slot], &err), c, &err);
     }
@@ -204,7 +213,8 @@ void kernels_run(kernels *k, const kernel_call *c) {
             memcpy(b.start[x->slot], x->data, x->bytes);
         }
     }
-    for (int i = 0; i < KERNEL_DEVICES; i++)
+    run_on(k, c, &b, FIRST_DEVICE);
+    for (int i = 0; i < KERNEL_DEVICES - 1; i++)
         run_on(k, c, &b, i);
     for (int i = 0; i < SLOTS; i++)
         free(b.start[i]);

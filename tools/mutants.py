@@ -1,0 +1,173 @@
+"""Places of a kernel's source that can be broken, and the source with all of them broken at choice.
+
+mutate_kernels.py runs what is found here. A mutant removes one barrier, shifts one bound, or changes one index.
+"""
+
+import re
+from dataclasses import dataclass
+
+KINDS = ("barrier", "bound", "index")
+TYPES = {"uint", "int", "ulong", "long", "ushort", "short", "uchar", "char", "float", "half"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    file: str
+    kind: str
+    begin: int  # characters of the file that are replaced
+    end: int
+    texts: tuple  # what stands there instead; the next where one does not compile
+    line: int
+    source: str  # the line, without spaces around it
+    occurrence: int  # of this kind in lines that read the same
+
+    @property
+    def name(self):
+        return f"{self.file}:{self.line} {self.kind} {self.occurrence}: {self.source}"
+
+    @property
+    def key(self):
+        return (self.file, self.kind, self.source, str(self.occurrence))
+
+
+# ---- places ----------------------------------------------------------------------------------------------------------
+
+
+def blank_comments(text):
+    """Same length, comments and preprocessor's includes as spaces: what is left is code."""
+    def spaces(match):
+        return re.sub(r"[^\n]", " ", match.group(0))
+    return re.sub(r'//[^\n]*|/\*.*?\*/|#include[^\n]*|\[\[.*?\]\]', spaces, text, flags=re.S)
+
+
+def barriers(code):
+    for m in re.finditer(r"\b(?:threadgroup|simdgroup)_barrier\s*\([^()]*\)\s*;", code):
+        yield m.start(), m.end(), (";",)
+
+
+def same_either_way(code, at, op):
+    """The lesser or the greater of two: where they are equal, it is the same. Ends at the nearest operators and brackets around."""
+    left = re.search(r"[\w.\[\]]+(?:\([\w.\[\]]*\))?$", code[:at].rstrip())
+    right = re.match(r"\s*([\w.\[\]]+)\s*\?\s*([^?:;,]+?)\s*:\s*([\w.\[\]]+(?:\([\w.\[\]]*\))?)", code[at + len(op):])
+    return bool(left and right) and {left.group(0).lstrip("("), right.group(1)} == {right.group(2), right.group(3)}
+
+
+def bounds(code):
+    """Comparisons stand between spaces, template brackets do not."""
+    for m in re.finditer(r"(?<= )(<=|>=|<|>)(?= )", code):
+        before = code[:m.start()].rstrip()
+        if before.endswith("template") or before.endswith("operator"):
+            continue
+        op = m.group(1)
+        if same_either_way(code, m.start(), op) or re.search(r"static_assert\([^;]*$", before):
+            continue
+        yield m.start(), m.end(), (op[:-1] if op.endswith("=") else op + "=",)
+
+
+def swapped(inside):
+    """The first and the last name change places; None where that is the same sum or product."""
+    names = re.findall(r"(?<![\w.])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*\b(?!\s*[(\[]|<|::)", inside)  # no functions, arrays, templates
+    distinct = list(dict.fromkeys(n for n in names if n not in TYPES))
+    operators = set(re.findall(r"[-+*/%&|^?]|<<|>>", inside))
+    if len(distinct) < 2 or len(operators) == 1 and operators & {"+", "*", "&", "|", "^"}:
+        return None
+    a, b = distinct[0], distinct[-1]
+    return re.sub(rf"(?<![\w.])(?:{re.escape(a)}|{re.escape(b)})(?![\w.])", lambda m: b if m.group(0) == a else a, inside)
+
+
+def indices(code):
+    """Subscripts in expressions: not declarations of arrays."""
+    starts = []
+    for i, c in enumerate(code):
+        if c == "[":
+            starts.append(i)
+        elif c == "]" and starts:
+            begin = starts.pop()
+            inside = code[begin + 1:i]
+            if inside.strip() and not is_declaration(code, begin, i):
+                yield begin + 1, i, tuple(t for t in (swapped(inside), f"({inside}) + 1") if t)
+
+
+def is_declaration(code, begin, end):
+    statement = code[max(code.rfind(ch, 0, begin) for ch in ";{}(\n") + 1:begin]
+    after = code[end + 1:end + 40].lstrip()
+    typed = re.match(r"\s*(?:(?:threadgroup|thread|constexpr|constant|const|device|static)\s+)*[A-Za-z_]\w*(?:<[^<>]*>)?[\s*&]+(?:[A-Za-z_]\w*(?:\[[^\]]*\])*\s*,\s*)*[A-Za-z_]\w*(?:\[[^\]]*\])*\s*$",
+                     statement)
+    return bool(typed) and not re.match(r"\s*return\b", statement) and after[:1] in (";", "=", "{", "[", ",")
+
+
+FINDERS = {"barrier": barriers, "bound": bounds, "index": indices}
+
+
+def find_mutants(path, kinds):
+    text = path.read_text()
+    code, lines = blank_comments(text), text.splitlines()
+    for kind in kinds:
+        seen = {}
+        for begin, end, texts in sorted(FINDERS[kind](code)):
+            line = text.count("\n", 0, begin) + 1
+            source = lines[line - 1].strip()
+            seen[source] = seen.get(source, 0) + 1
+            yield Mutant(path.name, kind, begin, end, texts, line, source, seen[source])
+
+
+# ---- all at once -----------------------------------------------------------------------------------------------------
+
+# In front of step.h's own functions. A comparison `a < b` becomes `a < sl_lt<7>() < b`, which is a < b unless mutant 7
+# is chosen: then it is a <= b. The number comes from the environment when a kernel first asks, so that code is compiled
+# once for all mutants. sl_is is not instrumented: it is no access of the kernel's.
+CHOICE = """
+extern "C" char *getenv(const char *);
+extern "C" int atoi(const char *);
+static inline int sl_chosen() { char *t = getenv("SL_MUTANT"); return t ? atoi(t) : 0; }
+__attribute__((const, noinline, disable_sanitizer_instrumentation)) static bool sl_is(int id) { static int n = -1; if (n < 0) n = sl_chosen(); return n == id; }
+#define SL_SHIFTED(name, op, other) \\
+template <int ID> struct name {}; \\
+template <int ID, typename T> struct name##_left { T v; }; \\
+template <int ID, typename T> inline name##_left<ID, T> operator op(T v, name<ID>) { return {v}; } \\
+template <int ID, typename T, typename U> inline auto operator op(name##_left<ID, T> l, U r) { if (sl_is(ID)) return l.v other r; return l.v op r; }
+SL_SHIFTED(sl_lt, <, <=)
+SL_SHIFTED(sl_le, <=, <)
+SL_SHIFTED(sl_gt, >, >=)
+SL_SHIFTED(sl_ge, >=, >)
+#undef SL_SHIFTED
+"""
+SHIFTED = {"<": "sl_lt", "<=": "sl_le", ">": "sl_gt", ">=": "sl_ge"}
+CHOICE_AFTER = "using namespace metal;\n"  # of step.h, which every kernel file includes first
+
+
+def chosen(m, number, original, inner, text):
+    """The place of a mutant, whose behaviour is chosen when it runs. inner: the original with the mutants within it."""
+    if m.kind == "barrier":
+        return f"{{ if (!sl_is({number})) {original} }}"
+    if m.kind == "bound":
+        return f"{original} {SHIFTED[original]}<{number}>() {original}"
+    return f"(sl_is({number}) ? (decltype(({original}) + 0))({text}) : ({inner}))"
+
+
+def with_all(text, mutants):
+    """The file's text with all mutants in it, by choice. mutants: (number, mutant, which of its texts)."""
+    ordered = sorted(mutants, key=lambda x: (x[1].begin, -x[1].end))
+
+    def render(begin, end, inside):
+        out, at = [], begin
+        while inside:
+            number, m, which = inside[0]
+            within = [x for x in inside[1:] if x[1].end <= m.end]
+            inner = render(m.begin, m.end, within)
+            out += [text[at:m.begin], chosen(m, number, text[m.begin:m.end], inner, m.texts[which])]
+            at = m.end
+            inside = [x for x in inside[1:] if x[1].begin >= m.end]
+        return "".join(out) + text[at:end]
+
+    return render(0, len(text), ordered)
+
+
+def with_choice(text):
+    """step.h's text with what the mutants are chosen by."""
+    at = text.index(CHOICE_AFTER) + len(CHOICE_AFTER)
+    return text[:at] + '#line 1 "mutants"' + CHOICE + f'#line {text.count(chr(10), 0, at) + 1} "step.h"\n' + text[at:]
+
+
+def with_one(text, m, which):
+    return text[:m.begin] + m.texts[which] + text[m.end:]

@@ -192,10 +192,8 @@ static void put_constant(tr *m, size_t i) {
 
 /* A use of a position of namespace scope. */
 static bool put_position(tr *m, size_t i) {
-    if (!m->has_positions || (i && (msl_here(m, i - 1, ".") || msl_here(m, i - 1, "->") || msl_here(m, i - 1, "::"))))
-        return false;
-    const msl_symbol *s = msl_lookup(m, msl_at(m, i));
-    if (!s || s->kind != MSL_SYMBOL_POSITION)
+    const msl_symbol *s = msl_position_used(m, i);
+    if (!s)
         return false;
     msl_range type = msl_trim(m, s->range);
     sl_buf_puts(&m->out, "((");

@@ -224,6 +224,9 @@ static bool put_entry(tr *m, size_t at) {
     } else {
         sl_buf_printf(&m->out, "static void msl_entry_%zu() { msl_derive(); ", at);
     }
+    /* by its full name, which no name of Metal's library competes with */
+    sl_buf_puts(&m->out, "::msl_unit::");
+    put_path(m, x->scope);
     sl_buf_append(&m->out, d->name.text, d->name.size);
     if (x->arguments.begin < x->arguments.end) {
         sl_buf_puts(&m->out, "<");

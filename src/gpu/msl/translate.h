@@ -216,6 +216,8 @@ bool msl_function_body(const tr *m, size_t i, size_t end, size_t *body);
 bool msl_emit_body(tr *m, size_t begin, size_t end);
 /* A position at namespace scope, `uint i [[thread_position_in_grid]];`: every use of its name asks for it. */
 bool msl_position_declaration(tr *m, size_t i, size_t stop, bool *found);
+/* The position that the name at i asks for; NULL: it is no such name, or what is declared nearer hides it. */
+const msl_symbol *msl_position_used(const tr *m, size_t i);
 bool msl_constant_declaration(tr *m, msl_range head, size_t i, size_t end, const char *record, size_t *next);
 bool msl_is_late(const tr *m, msl_range r);
 

@@ -283,20 +283,6 @@ static bool graphics_function(const tr *m, size_t i, size_t end, size_t *next) {
     return true;
 }
 
-bool msl_position_declaration(tr *m, size_t i, size_t stop, bool *found) {
-    size_t name = i;
-    while (name < stop && !msl_attribute_at(m, name))
-        name++;
-    const char *what = name > i + 1 && name < stop ? msl_position_in(m, name, stop) : NULL;
-    *found = what != NULL;
-    if (!what)
-        return true;
-    msl_symbol s = {
-        .name = *msl_at(m, name - 1), .kind = MSL_SYMBOL_POSITION, .range = {i, name - 1}, .position = what};
-    m->has_positions = true;
-    return msl_declare(m, &s);
-}
-
 /* A variable or member: copied. */
 static bool variable(tr *m, msl_range head, size_t i, size_t end, size_t *next) {
     size_t at, stop = behind_semicolon(m, i, end);

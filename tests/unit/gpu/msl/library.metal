@@ -56,3 +56,10 @@ template <typename T> struct k8_args { tensor<T> out; tensor<const half> in; thr
 template <typename T> kernel void k8(k8_args<T> a, uint i [[thread_position_in_grid]]) { a.t[place.x] = T(a.in.at(i)); threadgroup_barrier(mem_flags::mem_threadgroup); a.out.at(i) = a.t[place.x] + T(total); atomic_fetch_add_explicit(a.count, 1, memory_order_relaxed); }
 template [[host_name("k8_float")]] kernel void k8<float>(k8_args<float>, uint);
 template [[host_name("k8_half2")]] kernel void k8<half2>(k8_args<half2>, uint);
+/* names of positions that parameters and variables hide */
+const uint3 spot [[thread_position_in_threadgroup]];
+const uint2 width [[threads_per_threadgroup]];
+uint spot_plus(uint spot) { return spot + width.x; }
+uint spot_or(device const uint *width, uint n) { if (n) { uint spot = width[0]; return spot; } return spot.y * spot.x; }
+kernel void negation(device uint *o) { o[0] = 1; } /* a name of the library, too */
+kernel void k9(device uint *o [[buffer(0)]], uint2 spot [[thread_position_in_grid]]) { for (uint width = 0; width < 2; width++) o[width] = spot.y; o[3] = width.y + spot_plus(2) + spot_or(o, 1); }

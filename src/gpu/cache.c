@@ -177,6 +177,31 @@ void gpu_cache_put(sl_gpu *g, gpu_key key, const void *bytes, size_t size) {
     free(temporary);
 }
 
+/* ---- for devices ---------------------------------------------------------------------------------------------------
+ */
+
+static bool store_get(void *self, const uint64_t key[2], sl_buf *bytes) {
+    sl_gpu *g = self;
+    gpu_container c;
+    size_t size;
+    void *entry = gpu_cache_get(g, (gpu_key){key[0], key[1]}, &size);
+    bool ok = entry && gpu_container_read(g, entry, size, &c, NULL) && sl_buf_append(bytes, c.payload, c.payload_size);
+    free(entry);
+    return ok;
+}
+
+static void store_put(void *self, const uint64_t key[2], const void *bytes, size_t size) {
+    sl_gpu *g = self;
+    sl_buf none = {0}, payload = {.data = (char *)(uintptr_t)bytes, .size = size}, out = {0};
+    if (g->cache_dir && gpu_container_write(g, (gpu_key){key[0], key[1]}, &none, &payload, &out))
+        gpu_cache_put(g, (gpu_key){key[0], key[1]}, out.data, out.size);
+    sl_buf_free(&out);
+}
+
+gpu_store gpu_cache_store(sl_gpu *g) {
+    return (gpu_store){g, store_get, store_put};
+}
+
 /* ---- size -------------------------------------------------------------------------------------------------------- */
 
 typedef struct entry {

@@ -88,6 +88,7 @@ struct sl_gpu {
     bool check;
     sl_log log;
     char *cache_dir; /* NULL: none */
+    gpu_store store; /* over it, for the device */
     long process;    /* that opened it */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a queue of a stream is shorter, or nobody waits in the driver for its first any more */
@@ -156,6 +157,8 @@ char *gpu_cache_dir(const char *dir);
 /* A sound entry's bytes (caller frees), or NULL; a bad one is removed and named in a warning. */
 void *gpu_cache_get(sl_gpu *g, gpu_key key, size_t *size);
 void gpu_cache_put(sl_gpu *g, gpu_key key, const void *bytes, size_t size);
+/* The cache as a device sees it. */
+gpu_store gpu_cache_store(sl_gpu *g);
 /* Removes the oldest entries until the folder holds at most `limit` bytes. */
 void gpu_cache_trim(const char *dir, uint64_t limit);
 

@@ -23,13 +23,22 @@ typedef struct gpu_device_base {
     sl_log log;
 } gpu_device_base;
 
+/* The cache on disk, for what a device makes of a library later: bytes under a key of 128 bits. Both may be called from
+ * any thread once the device is open; get appends to *bytes, false: there is none. */
+typedef struct gpu_store {
+    void *self;
+    bool (*get)(void *self, const uint64_t key[2], sl_buf *bytes);
+    void (*put)(void *self, const uint64_t key[2], const void *bytes, size_t size);
+} gpu_store;
+
 typedef struct gpu_open {
     int index; /* of "metal:N", "cuda:N"; threads of "soft:N"; -1: not given */
     bool check;
     uint64_t seed;
     int debug;
     sl_log log;
-    const char *cache_dir; /* where a device may keep files of its own (metal: compiled pipelines); NULL: nowhere */
+    const char *cache_dir;  /* where a device may keep files of its own (metal: compiled pipelines); NULL: nowhere */
+    const gpu_store *store; /* lives as long as the device; NULL: none */
 } gpu_open;
 
 /* What compile is given: the source with its options, and its translation, which the core has made for the argument
@@ -143,6 +152,6 @@ typedef struct gpu_driver {
 } gpu_driver;
 
 /* Opens by dlopen what it needs; NULL with a reason where the device does not exist here. */
-extern const gpu_driver gpu_driver_metal, gpu_driver_soft;
+extern const gpu_driver gpu_driver_metal, gpu_driver_cuda, gpu_driver_soft;
 
 #endif

@@ -39,11 +39,10 @@ typedef struct device_spec {
     int index; /* -1: not given */
 } device_spec;
 
-/* NULL: known, but not built in. */
 static const struct {
     const char *name;
     const gpu_driver *driver;
-} known[] = {{"metal", &gpu_driver_metal}, {"soft", &gpu_driver_soft}, {"cuda", NULL}};
+} known[] = {{"metal", &gpu_driver_metal}, {"cuda", &gpu_driver_cuda}, {"soft", &gpu_driver_soft}};
 
 static bool parse_index(const char *spec, const char *digits, int *index, sl_error *err) {
     char *end;
@@ -65,9 +64,6 @@ static bool parse_spec(const char *spec, device_spec *s, sl_error *err) {
         if (strlen(known[i].name) != n || memcmp(known[i].name, spec, n) != 0)
             continue;
         s->driver = known[i].driver;
-        if (!s->driver)
-            return sl_fail(err, SL_ERR_UNSUPPORTED, "device '%s': %s is not built into this version", spec,
-                           known[i].name);
         if (s->driver == &gpu_driver_soft && s->index == 0)
             return sl_fail(err, SL_ERR_ARGUMENT, "device '%s': 0 threads, expected at least 1", spec);
         return true;
@@ -78,11 +74,13 @@ static bool parse_spec(const char *spec, device_spec *s, sl_error *err) {
 
 /* Without a wish: the first that there is; never soft, which is slow and would hide that there is no GPU. */
 static sl_gpu *open_any(const sl_gpu_options *o, sl_error *err) {
-    sl_error metal = {0};
+    sl_error metal = {0}, cuda = {0};
     sl_gpu *g = gpu_open_driver(&gpu_driver_metal, -1, o, &metal);
     if (!g)
-        sl_fail(err, metal.code, "no GPU: %s; cuda is not built into this version; \"soft\" runs on the CPU when asked",
-                metal.message);
+        g = gpu_open_driver(&gpu_driver_cuda, -1, o, &cuda);
+    if (!g)
+        sl_fail(err, cuda.code == SL_ERR_UNSUPPORTED ? metal.code : cuda.code,
+                "no GPU: %s; %s; \"soft\" runs on the CPU when asked", metal.message, cuda.message);
     return g;
 }
 
@@ -133,6 +131,7 @@ sl_gpu *gpu_open_driver(const gpu_driver *driver, int index, const sl_gpu_option
     g->log = log_of(options, g->debug);
     g->process = (long)getpid();
     g->cache_dir = gpu_cache_dir(options->cache_dir);
+    g->store = gpu_cache_store(g);
     gpu_open o = {
         .index = index,
         .check = options->check,
@@ -140,6 +139,7 @@ sl_gpu *gpu_open_driver(const gpu_driver *driver, int index, const sl_gpu_option
         .debug = g->debug,
         .log = g->log,
         .cache_dir = g->cache_dir,
+        .store = &g->store,
     };
     g->device = driver->open(&o, err);
     if (!g->device) {

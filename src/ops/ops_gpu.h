@@ -197,7 +197,7 @@ typedef struct gpu_call {
 /* Begins a call of `entry` (printf-like) with arguments in slot 0. */
 gpu_call gpu_call_begin(gpu_run *r, gpu_file file, uint32_t constants, const void *args, size_t size,
                         const char *entry);
-/* bytes at p in a slot; p NULL: what slot 1 has (an operand this variant does not read). */
+/* bytes at p in a slot; p NULL: an operand this variant does not read. */
 void gpu_call_bind(gpu_call *c, int slot, const void *p, uint64_t bytes);
 /* A few bytes of the host's, copied: at most SL_GPU_BYTES_MAX. */
 void gpu_call_bytes(gpu_call *c, int slot, const void *bytes, uint64_t size);

@@ -8,25 +8,19 @@ gpu_call gpu_call_begin(gpu_run *r, gpu_file file, uint32_t constants, const voi
     return c;
 }
 
+/* What this variant does not read gets the step's buffer: aligned for any type, and written by the host only. */
 void gpu_call_bind(gpu_call *c, int slot, const void *p, uint64_t bytes) {
+    const gpu_scratch *m = &c->r->o->scratch;
     if (!c->pipeline)
         return;
-    sl_gpu_binding b = {.slot = slot};
-    if (p) {
-        gpu_span s = gpu_span_of(c->r->o, p, bytes, c->r->err);
-        if (!s.buffer) {
-            c->pipeline = NULL;
-            return;
-        }
-        b.buffer = s.buffer;
-        b.offset = s.offset;
-        b.length = s.length;
-    } else {
-        b = c->binding[1]; /* not read by this variant */
-        b.slot = slot;
-        b.access = SL_GPU_READ;
+    gpu_span s = p ? gpu_span_of(c->r->o, p, bytes, c->r->err)
+                   : gpu_span_of(c->r->o, m->step, (uint64_t)(m->half - m->step), c->r->err);
+    if (!s.buffer) {
+        c->pipeline = NULL;
+        return;
     }
-    c->binding[c->count++] = b;
+    c->binding[c->count++] = (sl_gpu_binding){
+        .slot = slot, .buffer = s.buffer, .offset = s.offset, .length = s.length, .access = p ? 0 : SL_GPU_READ};
 }
 
 void gpu_call_bytes(gpu_call *c, int slot, const void *bytes, uint64_t size) {

@@ -94,8 +94,9 @@ def test_phases_cost_nothing_unasked(on_soft):
     assert on_soft["figures"]["device"]["phases"] is None
 
 
-def test_devices_that_are_not_there_are_said_so(run, model):
-    for device, words in (("cuda", "cuda"), ("toaster", "toaster"), ("soft:x", "soft:x")):
+def test_devices_that_are_not_there_are_said_so(run, model, monkeypatch):
+    monkeypatch.setenv("SLUICE_CUDA_LIBRARY", "/no/such/library")
+    for device, words in (("cuda", "no NVIDIA driver here"), ("toaster", "toaster"), ("soft:x", "soft:x")):
         done = run("run", model, PROMPT, "--device", device, check=False)
         assert done.returncode != 0
         assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr

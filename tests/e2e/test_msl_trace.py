@@ -53,8 +53,9 @@ def test_trace_on_the_stand_in_for_metal(trace, build, monkeypatch):
     assert any(line.startswith("device    metal: ") for line in lines)
 
 
-def test_trace_without_a_device_says_what_is_missing(run):
-    for device, why in [("cuda", "not built into this version"), ("soft:0", "0 threads"), ("abacus", "not known")]:
+def test_trace_without_a_device_says_what_is_missing(run, monkeypatch):
+    monkeypatch.setenv("SLUICE_CUDA_LIBRARY", "/no/such/library")
+    for device, why in [("cuda", "no NVIDIA driver here"), ("soft:0", "0 threads"), ("abacus", "not known")]:
         done = run("msl", "trace", "--device", device, check=False)
         assert done.returncode == 1 and why in done.stderr
 
@@ -79,5 +80,6 @@ def test_the_example_adds(trace, build, tmp_path):
 
 def test_the_example_is_one_page_and_says_what_is_missing(build, repo):
     assert len((repo / "examples/gpu_add.c").read_text().splitlines()) <= 60
-    done = subprocess.run([build / "example_gpu_add", "cuda"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and done.stderr == "device 'cuda': cuda is not built into this version\n"
+    environment = {**os.environ, "SLUICE_CUDA_LIBRARY": "/no/such/library"}
+    done = subprocess.run([build / "example_gpu_add", "cuda"], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr == "no NVIDIA driver here: libcuda.so.1 is not found\n"

@@ -213,6 +213,8 @@ static bool put_entry(tr *m, size_t at) {
         return msl_no_memory(&m->s);
     if (!fill_slots(m, d, slots))
         return false;
+    if (m->target == MSL_CUDA) /* a pipeline's code has its own entry only */
+        sl_buf_printf(&m->out, "\n#if !defined(MSL_ENTRY) || MSL_ENTRY == %zu\n", at);
     open_scope(m, x->scope);
     m->out_file = -1;
     msl_put_line(m, (uint32_t)x->line, x->file);
@@ -260,6 +262,8 @@ static bool put_entry(tr *m, size_t at) {
     }
     sl_buf_puts(&m->out, "); }");
     close_scope(m, x->scope);
+    if (m->target == MSL_CUDA)
+        sl_buf_puts(&m->out, "#endif\n");
     return true;
 }
 

@@ -52,7 +52,8 @@ typedef struct rig {
     sl_error err;
 } rig;
 
-static const char *device; /* of the running test */
+static const char *device;     /* of the running test */
+static const char *undeclared; /* as its compiler says it */
 static char cache[64];
 
 static void ok(rig *r, bool good) {
@@ -288,7 +289,8 @@ static void mistakes(rig *r) {
     expect_error(&r->err, SL_ERR_ARGUMENT, "no kernel 'sub' in the library, which has add, scale, total");
     const char *broken = "kernel void k(device float *x [[buffer(0)]]) {\n    x[0] = y;\n}\n";
     assert_null(sl_gpu_library_new(r->g, broken, strlen(broken), NULL, &r->err));
-    expect_error(&r->err, SL_ERR_COMPILE, ": use of undeclared identifier 'y'");
+    expect_error(&r->err, SL_ERR_COMPILE, undeclared);
+    assert_non_null(strstr(r->err.message, "kernel.metal:2: "));
     encode_add(r, l, a, a, a, n);
     finish(r, l);
     sl_gpu_buffer_free(a);
@@ -297,6 +299,7 @@ static void mistakes(rig *r) {
 static void on_device(const char *name) {
     rig r;
     device = name;
+    undeclared = strcmp(name, "cuda") == 0 ? ": identifier \"y\" is undefined" : ": use of undeclared identifier 'y'";
     for (int round = 0; round < 2; round++) { /* the second time from the cache */
         if (!rig_open(&r))
             return;
@@ -320,6 +323,11 @@ static void apple(void **state) {
     on_device("metal");
 }
 
+/* Where there is an NVIDIA GPU. */
+static void nvidia(void **state) {
+    on_device("cuda");
+}
+
 static int make_cache(void **state) {
     snprintf(cache, sizeof cache, "/tmp/sluice-devices-XXXXXX");
     return mkdtemp(cache) ? 0 : 1;
@@ -334,6 +342,7 @@ static int remove_cache(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(soft),
+        cmocka_unit_test(nvidia),
 #ifdef __APPLE__
         cmocka_unit_test(apple),
 #else

@@ -25,14 +25,25 @@ static void unknown_devices_are_named(void **state) {
     expect_open_fails("soft:0", SL_ERR_ARGUMENT, "0 threads, expected at least 1");
 }
 
-static void cuda_is_not_built_in(void **state) {
-    expect_open_fails("cuda", SL_ERR_UNSUPPORTED, "cuda is not built into this version");
-    expect_open_fails("cuda:1", SL_ERR_UNSUPPORTED, "cuda is not built into this version");
+/* As on a machine without an NVIDIA driver. */
+static int no_driver(void **state) {
+    setenv("SLUICE_CUDA_LIBRARY", "/no/such/libcuda.so.1", 1);
+    return fake_reset(state);
+}
+
+static int driver_again(void **state) {
+    return unsetenv("SLUICE_CUDA_LIBRARY");
+}
+
+static void cuda_says_what_is_missing(void **state) {
+    expect_open_fails("cuda", SL_ERR_UNSUPPORTED, "no NVIDIA driver here: libcuda.so.1 is not found");
+    expect_open_fails("cuda:1", SL_ERR_UNSUPPORTED, "no NVIDIA driver here");
 }
 
 #ifndef __APPLE__
 static void no_gpu_says_what_is_missing(void **state) {
     expect_open_fails(NULL, SL_ERR_UNSUPPORTED, "no GPU: ");
+    expect_open_fails(NULL, SL_ERR_UNSUPPORTED, "no NVIDIA driver here");
     expect_open_fails(NULL, SL_ERR_UNSUPPORTED, "\"soft\" runs on the CPU when asked");
 }
 #endif
@@ -164,9 +175,9 @@ static void nothing_runs_in_a_child_process(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(unknown_devices_are_named, fake_reset),
-        cmocka_unit_test_setup(cuda_is_not_built_in, fake_reset),
+        cmocka_unit_test_setup_teardown(cuda_says_what_is_missing, no_driver, driver_again),
 #ifndef __APPLE__
-        cmocka_unit_test_setup(no_gpu_says_what_is_missing, fake_reset),
+        cmocka_unit_test_setup_teardown(no_gpu_says_what_is_missing, no_driver, driver_again),
 #endif
         cmocka_unit_test_setup(options_without_their_size_are_refused, fake_reset),
         cmocka_unit_test_setup(info_is_filled_as_far_as_its_size_says, fake_reset),

@@ -1,5 +1,6 @@
-/* The tiny checkpoints of every architecture with the kernels on the software device, beside the CPU's exact mode: a
- * few rows at a time (float) and a prompt at once (half tiles), with everything that the model says of its layers. */
+/* The tiny checkpoints of every architecture with the kernels on the software device (or SLUICE_TEST_DEVICE), beside
+ * the CPU's exact mode: a few rows at a time (float) and a prompt at once (half tiles), with everything that the model
+ * says of its layers. */
 #include "support_fixture.h"
 
 #include <dirent.h>
@@ -86,6 +87,11 @@ static int32_t rows_beyond(const float *got, const float *want, int32_t vocab, d
     return beyond;
 }
 
+static const char *device(void) {
+    const char *named = getenv("SLUICE_TEST_DEVICE");
+    return named && *named ? named : "soft:2";
+}
+
 static void compare(const char *name) {
     static float want[TOKENS * MOST_VOCAB], got[TOKENS * MOST_VOCAB];
     sl_error err = {0};
@@ -98,7 +104,7 @@ static void compare(const char *name) {
     fixture_close(cpu);
     for (int32_t chunk = 7; chunk <= TOKENS; chunk *= 10) {
         double worst;
-        fixture *gpu = open_on(name, "soft:2", &err);
+        fixture *gpu = open_on(name, device(), &err);
         if (!gpu && strstr(err.message, "clang++")) { /* the one thing that a machine may lack */
             print_message("SKIP: %s: %s\n", name, err.message);
             skip();

@@ -11,6 +11,7 @@
 enum { KERNEL_DEVICES = 4 }; /* seeds 0, 1, 2; checking */
 
 typedef struct kernels {
+    int devices;
     sl_gpu *gpu[KERNEL_DEVICES];
     sl_gpu_library *library[KERNEL_DEVICES];
     double compile_seconds;

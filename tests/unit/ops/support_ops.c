@@ -37,17 +37,22 @@ static sl_ops *open_cpu(rig *g, const rig_options *o) {
     return sl_ops_cpu_new(&ops, &err);
 }
 
+const char *rig_device(const char *soft) {
+    const char *named = getenv("SLUICE_TEST_DEVICE");
+    return named && *named ? named : soft;
+}
+
 static sl_ops *open_gpu(rig *g, const rig_options *o) {
     sl_error err = {0};
     sl_gpu_options gpu = SL_GPU_OPTIONS_INIT;
-    gpu.device = o->device;
+    gpu.device = rig_device(o->device);
     gpu.cache_dir = o->cache_dir;
-    gpu.check = o->check;
+    gpu.check = o->check && gpu.device == o->device;
     gpu.seed = o->seed;
     g->gpu = sl_gpu_open(&gpu, &err);
     sl_ops *ops = g->gpu ? sl_ops_gpu_new(g->gpu, g->mem, &err) : NULL;
     if (!ops)
-        print_message("SKIP: device %s: %s\n", o->device, err.message);
+        print_message("SKIP: device %s: %s\n", gpu.device, err.message);
     return ops;
 }
 

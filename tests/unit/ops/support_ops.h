@@ -36,6 +36,10 @@ typedef struct rig_options {
     uint64_t seed;         /* soft: order of threads */
 } rig_options;
 
+/* The device that tests of the kernels use: `soft`, or what SLUICE_TEST_DEVICE names, so that all of them can be run on
+ * a GPU. */
+const char *rig_device(const char *soft);
+
 /* False where the machine has no such instruction set or device. */
 bool rig_open(rig *g, const rig_options *o);
 void rig_close(rig *g);

@@ -10,88 +10,12 @@ experts are asked for as evenly as the router allows. Rounds alternate between t
 
 import argparse
 import json
-import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-CGROUP = Path("/sys/fs/cgroup/memory")
-GIB = 1 << 30
-
-PEER = r"""
-import json, sys, time
-import llama_cpp
-model, ids_file, warmup, tokens, prefill, threads, repack = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:8])
-if not repack:  # weights stay in the mapped file instead of being rewritten into anonymous memory
-    low, defaults = llama_cpp.llama_cpp, llama_cpp.llama_cpp.llama_model_default_params
-    def mapped():
-        p = defaults()
-        p.use_extra_bufts = False
-        return p
-    low.llama_model_default_params = mapped
-ids = json.load(open(ids_file))
-context = max(warmup + tokens, prefill) + 16
-llm = llama_cpp.Llama(model, n_ctx=context, n_threads=threads, n_threads_batch=threads, n_batch=512, n_ubatch=512, use_mmap=True, verbose=False)
-out = {}
-if prefill:
-    times = []
-    for _ in range(2):  # the first touches the weights
-        llm.reset()
-        began = time.perf_counter()
-        llm.eval(ids[:prefill])
-        times.append(time.perf_counter() - began)
-    out["prefill"] = prefill / times[-1]
-    llm.reset()
-if tokens:
-    if warmup:
-        for t in ids[:warmup]:
-            llm.eval([t])
-    began = time.perf_counter()
-    for t in ids[warmup:warmup + tokens]:
-        llm.eval([t])
-    out["decode"] = tokens / (time.perf_counter() - began)
-print(json.dumps(out))
-"""
-
-
-class Group:
-    """A memory cgroup (v1) with a limit."""
-
-    def __init__(self, limit):
-        self.path = CGROUP / f"sluice-bench-{os.getpid()}"
-        self.limit = limit
-
-    def __enter__(self):
-        self.path.mkdir()
-        (self.path / "memory.limit_in_bytes").write_text(str(self.limit))
-        return self
-
-    def __exit__(self, *_):
-        (self.path / "memory.force_empty").write_text("0")
-        self.path.rmdir()
-
-    def enter(self):
-        (self.path / "cgroup.procs").write_text(str(os.getpid()))
-
-    def peak(self):
-        return int((self.path / "memory.max_usage_in_bytes").read_text())
-
-
-def forget(path):
-    """Drops the file from the page cache: pages that another group brought there would be free of charge in a new one."""
-    with open(path, "rb") as f:
-        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def run(command, group=None, timeout=3600):
-    p = subprocess.run(command, capture_output=True, text=True, timeout=timeout, preexec_fn=group.enter if group else None)
-    if p.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))}\nexited with {p.returncode}: {p.stderr.strip()[-600:]}")
-    return p.stdout
-
+from common import GIB, Group, forget, peer, phase, run
 
 class Engines:
     def __init__(self, a, ids_file):
@@ -102,12 +26,12 @@ class Engines:
         c = [self.a.sluice, "bench", self.a.model, "--json", "--ids", self.ids, "--threads", self.a.threads, "--repeat", 1]
         c += ["--warmup", warmup, "--tokens", tokens, "--prefill", prefill, *extra]
         c += ["--memory", memory] if memory else []
-        return json.loads(run([str(x) for x in c], group))
+        return json.loads(run(c, group))
 
     def peer(self, tokens, prefill, group=None, warmup=None, repack=True):
         warmup = self.a.warmup if warmup is None else warmup
-        c = [sys.executable, "-c", PEER, self.a.model, self.ids, warmup, tokens, prefill, self.a.threads, int(repack)]
-        return json.loads(run([str(x) for x in c], group))
+        got = peer(self.a.model, self.ids, [phase(warmup), phase(tokens)], self.a.threads, group, prefill, repack)
+        return {"decode": got["phases"][1]["tokens_per_second"]} | ({"prefill": got["prefill"]} if prefill else {})
 
 
 def median(rows, key):

@@ -13,6 +13,7 @@ typedef struct bench_window {
     sl_stats stats;
     double replay_seconds; /* this window's reads without computing; < 0: not replayed */
     double bound_seconds;  /* causal bound: dense + max(reads, hits) per layer + head; < 0: not known */
+    double ideal_seconds;  /* max(all reads at the disk's rate, all compute): what perfect foresight would allow */
     double memory_read;    /* bytes per second measured beside it; < 0: not measured */
     const char *replay_reader;
 } bench_window;

@@ -38,6 +38,12 @@ static double value_bound(const bench_window *w) {
 static double value_share_of_bound(const bench_window *w) {
     return w->bound_seconds > 0 ? w->bound_seconds / w->seconds : -1;
 }
+static double value_ideal(const bench_window *w) {
+    return w->ideal_seconds;
+}
+static double value_share_of_ideal(const bench_window *w) {
+    return w->ideal_seconds > 0 ? w->ideal_seconds / w->seconds : -1;
+}
 static double value_memory(const bench_window *w) {
     return w->memory_read;
 }
@@ -81,25 +87,27 @@ static json_t *window_json(const bench_window *w) {
                               (double)s->time_router_ns / 1e9, "expert", (double)s->time_expert_ns / 1e9, "shared",
                               (double)s->time_shared_ns / 1e9, "head", (double)s->time_head_ns / 1e9, "other",
                               (double)s->time_other_ns / 1e9, "delta", (double)s->time_delta_ns / 1e9);
-    return json_pack("{s:f, s:f, s:I, s:I, s:o, s:I, s:f, s:I, s:o, s:o, s:o, s:o, s:o}", "seconds", w->seconds,
-                     "tokens_per_second", w->tokens_per_second, "hits", (json_int_t)s->expert_hits, "misses",
-                     (json_int_t)s->expert_misses, "hit_rate", known(value_hit_rate(w)), "bytes_read",
+    return json_pack("{s:f, s:f, s:I, s:I, s:o, s:I, s:f, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "seconds",
+                     w->seconds, "tokens_per_second", w->tokens_per_second, "hits", (json_int_t)s->expert_hits,
+                     "misses", (json_int_t)s->expert_misses, "hit_rate", known(value_hit_rate(w)), "bytes_read",
                      (json_int_t)s->expert_bytes_read, "wait_seconds", value_wait(w), "evictions",
                      (json_int_t)s->evictions, "replay_seconds", known(w->replay_seconds), "causal_bound_seconds",
                      known(w->bound_seconds), "share_of_causal_bound", known(value_share_of_bound(w)),
-                     "memory_read_bytes_per_second", known(w->memory_read), "times", times);
+                     "ideal_bound_seconds", known(w->ideal_seconds), "share_of_ideal_bound",
+                     known(value_share_of_ideal(w)), "memory_read_bytes_per_second", known(w->memory_read), "times",
+                     times);
 }
 
 static json_t *decode_json(const bench_result *r, const sl_engine_info *info) {
     json_t *list = json_array();
     for (int i = 0; i < r->repeat; i++)
         json_array_append_new(list, window_json(&r->windows[i]));
-    return json_pack("{s:i, s:i, s:f, s:o, s:f, s:o, s:o, s:f, s:o}", "tokens", r->decode_tokens, "warmup", r->warmup,
-                     "tokens_per_second", median_of(r, value_speed), "hit_rate", known(median_of(r, value_hit_rate)),
-                     "bytes_read", median_of(r, value_read), "share_of_causal_bound",
-                     known(median_of(r, value_share_of_bound)), "memory_read_bytes_per_second",
-                     known(median_of(r, value_memory)), "weight_bytes_per_second", weight_rate(r, info), "repetitions",
-                     list);
+    return json_pack(
+        "{s:i, s:i, s:f, s:o, s:f, s:o, s:o, s:o, s:f, s:o}", "tokens", r->decode_tokens, "warmup", r->warmup,
+        "tokens_per_second", median_of(r, value_speed), "hit_rate", known(median_of(r, value_hit_rate)), "bytes_read",
+        median_of(r, value_read), "share_of_causal_bound", known(median_of(r, value_share_of_bound)),
+        "share_of_ideal_bound", known(median_of(r, value_share_of_ideal)), "memory_read_bytes_per_second",
+        known(median_of(r, value_memory)), "weight_bytes_per_second", weight_rate(r, info), "repetitions", list);
 }
 
 static int print_json(const sl_engine *e, const bench_result *r) {
@@ -158,6 +166,11 @@ static void print_decode(const bench_result *r, const sl_engine_info *info) {
         printf("          causal bound %.2f tokens/s: decode reaches %.1f %% of it; its reads alone take %.2f s (%s)\n",
                r->decode_tokens / median_of(r, value_bound), 100 * median_of(r, value_share_of_bound),
                median_of(r, value_replay), r->windows[0].replay_reader ? r->windows[0].replay_reader : "none");
+    if (median_of(r, value_ideal) > 0)
+        printf(
+            "          ideal bound %.2f tokens/s, if nothing had to be known first (the longer of disk and compute): "
+            "%.1f %%\n",
+            r->decode_tokens / median_of(r, value_ideal), 100 * median_of(r, value_share_of_ideal));
 }
 
 static void print_prefill(const bench_result *r) {

@@ -288,6 +288,7 @@ typedef struct cli_replay {
     int *layer;   /* of the burst */
     size_t bursts;
     uint64_t bytes, total_ns;
+    double rate; /* bytes per second of reads issued without waiting for bursts to end; 0: there are none */
     const char *reader;
 } cli_replay;
 bool cli_replay_trace(const sl_trace *trace, size_t n, const sl_engine_info *info, bool buffered, cli_replay *out,

@@ -2,6 +2,8 @@
  *
  * Repetitions of decode go on in one sequence, so that each sees new ids and the cache as the last one left it. After
  * each its reads are replayed without computing: causal bound = sum over layers of (dense + max(reads, hits)) + head.
+ * Beside it the ideal bound: the longer of all reads at the disk's rate and all compute, as if nothing had to be known
+ * before it is asked for.
  */
 #include "bench.h"
 
@@ -53,13 +55,25 @@ static bool decode_tokens(bench *b, sl_seq *seq, const char *what, int first, in
 
 /* ---- the bound --------------------------------------------------------------------------------------------------- */
 
+static double dense_ns(const sl_stats *s) {
+    return (double)(s->time_attention_ns + s->time_delta_ns + s->time_linear_ns + s->time_router_ns +
+                    s->time_shared_ns + s->time_other_ns);
+}
+
+/* Nothing waits for anything: the disk reads all the time, or the processor computes all the time. */
+static double ideal_seconds(const bench_window *w, const cli_replay *replay) {
+    const sl_stats *s = &w->stats;
+    double compute = (dense_ns(s) + (double)s->time_expert_ns + (double)s->time_head_ns) / 1e9,
+           disk = replay->rate > 0 ? (double)replay->bytes / replay->rate : 0;
+    return compute > disk ? compute : disk;
+}
+
 /* Layers without misses have no burst: they take the time of their hits. */
 static double bound_seconds(const bench *b, const bench_window *w, const cli_replay *replay) {
     const sl_stats *s = &w->stats;
     double asked = (double)(s->expert_hits + s->expert_misses),
            layers = (double)b->r.decode_tokens * b->info.moe_layers;
-    double dense = (double)(s->time_attention_ns + s->time_delta_ns + s->time_linear_ns + s->time_router_ns +
-                            s->time_shared_ns + s->time_other_ns),
+    double dense = dense_ns(s),
            hits = asked > 0 ? (double)s->time_expert_ns * (double)s->expert_hits / asked / layers : 0, sum = 0;
     for (size_t i = 0; i < replay->bursts; i++)
         sum += (double)replay->ns[i] > hits ? (double)replay->ns[i] : hits;
@@ -80,6 +94,7 @@ static bool replay_window(bench *b, bench_window *w, sl_error *err) {
     if (ok) {
         w->replay_seconds = (double)replay.total_ns / 1e9;
         w->bound_seconds = bound_seconds(b, w, &replay);
+        w->ideal_seconds = ideal_seconds(w, &replay);
         w->replay_reader = replay.reader;
     }
     cli_replay_free(&replay);
@@ -91,7 +106,7 @@ static bool decode_window(bench *b, sl_seq *seq, int index, sl_error *err) {
     bench_window *w = &b->r.windows[index];
     int first = b->r.warmup + index * b->r.decode_tokens;
     bool replay = b->info.experts > 0 && !b->args->no_replay;
-    *w = (bench_window){.replay_seconds = -1, .bound_seconds = -1, .memory_read = -1};
+    *w = (bench_window){.replay_seconds = -1, .bound_seconds = -1, .ideal_seconds = -1, .memory_read = -1};
     sl_engine_reset_stats(b->e);
     if (replay)
         sl_engine_trace(b->e, true);

@@ -1,0 +1,43 @@
+"""The benchmark of streaming, with a tiny model: it measures all cells, goes on where it stopped, and draws."""
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[2] / "bench/streaming.py"
+
+
+def quick(sluice, there, *options):
+    return subprocess.run([sys.executable, SCRIPT, "--sluice", sluice, "--dir", there, "--quick", *options], capture_output=True, text=True, timeout=300)
+
+
+def test_quick_run_measures_every_cell_and_draws_them(sluice, tmp_path):
+    done = quick(sluice, tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "streaming.jsonl").read_text().splitlines()]
+    assert sorted(r["profile"] for r in rows) == ["flat", "local", "uniform"]
+    for r in rows:
+        assert r["warm"]["tokens_per_second"] > 0 and 0 < r["warm"]["hit_rate"] < 1 and r["warm"]["bytes_per_token"] > 0
+        assert r["warm"]["share_of_causal_bound"] > 0 and r["warm"]["share_of_ideal_bound"] > 0
+    table = [line for line in done.stdout.splitlines() if line.startswith("| ") and "GiB |" in line and "tokens/s" not in line]
+    assert len(table) == 6
+    drawing = ElementTree.fromstring((tmp_path / "streaming.svg").read_text())
+    lines = [e for e in drawing.iter() if e.tag.endswith("polyline")]
+    assert len(lines) == 6 and len([e for e in lines if e.get("stroke-dasharray")]) == 3
+    assert not list(tmp_path.glob("*.gguf")), "models are removed"
+
+
+def test_results_so_far_are_not_measured_again(tmp_path):
+    sys.path.insert(0, str(SCRIPT.parent))
+    import streaming
+
+    path = tmp_path / "streaming.jsonl"
+    key = {"profile": "flat", "budget": 2.0, "round": 0, "engine": "sluice"}
+    streaming.Results(path, False).add(key, {"warm": {}})
+    with open(path, "a") as f:
+        f.write('{"profile": "fl')  # killed while writing
+    results = streaming.Results(path, False)
+    assert results.have(key) and not results.have(key | {"round": 1})
+    assert not streaming.Results(path, True).rows

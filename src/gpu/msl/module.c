@@ -6,9 +6,10 @@
 #include <string.h>
 
 /* In the order in which they build on each other. */
-static const char *const prelude[] = {
-    "types.h",  "limits.h",           "vector.h",      "math.h", "relational.h", "integer.h", "matrix.h", "simd.h",
-    "atomic.h", "simdgroup_matrix.h", "conditional.h", "pack.h", "builtins.h",   "shared.h",  "kernel.h", NULL};
+static const char *const prelude[] = {"types.h",       "limits.h", "vector.h", "math.h",     "relational.h",
+                                      "integer.h",     "matrix.h", "simd.h",   "atomic.h",   "simdgroup_matrix.h",
+                                      "conditional.h", "pack.h",   "log.h",    "builtins.h", "shared.h",
+                                      "kernel.h",      NULL};
 
 static void put_text(tr *m, const char *name) {
     const sl_text *t = gpu_text(name);

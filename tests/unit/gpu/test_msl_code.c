@@ -151,8 +151,8 @@ static char *compile(const char *compiler, const char *suffix, const char *code,
     return sl_buf_take(&out, NULL);
 }
 
-static const char *const sources[] = {"idioms.metal", "templates.metal", "shared.metal", "library.metal",
-                                      "shapes.metal"};
+static const char *const sources[] = {"idioms.metal",  "templates.metal", "shared.metal",
+                                      "library.metal", "shapes.metal",    "names.metal"};
 
 static bool have(const char *compiler) {
     char *command = sl_asprintf("command -v %s >/dev/null 2>&1", compiler);

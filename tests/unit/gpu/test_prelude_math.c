@@ -360,10 +360,92 @@ static void test_packed_vectors(void **state) {
     prelude_unload(packing);
 }
 
+static double to_srgb(double x) {
+    return x < 0.0031308 ? 12.92 * x : 1.055 * pow(x, 1 / 2.4) - 0.055;
+}
+
+/* Colours: the curve of sRGB on x, y, z and not on w; five, six and five bits from the top. */
+static void test_packed_colours(void **state) {
+    static const char packs[] =
+        "extern \"C\" void pack(const float *x, uint *o) {\n  float4 v(x[0], x[1], x[2], x[3]); half4 h(v);\n"
+        "  o[0] = pack_float_to_srgb_unorm4x8(v); o[1] = pack_float_to_unorm565(float3(x[0], x[1], x[2]));\n"
+        "  o[2] = pack_half_to_unorm10a2(h) == pack_float_to_unorm10a2(float4(h)) &&\n"
+        "         pack_half_to_srgb_unorm4x8(h) == pack_float_to_srgb_unorm4x8(float4(h)); }\n"
+        "extern \"C\" void again(uint x, uint *o) {\n"
+        "  o[0] = pack_float_to_srgb_unorm4x8(unpack_unorm4x8_srgb_to_float(x));\n"
+        "  o[1] = pack_float_to_unorm565(unpack_unorm565_to_float(ushort(x)));\n"
+        "  o[2] = pack_half_to_unorm565(unpack_unorm565_to_half(ushort(x)));\n"
+        "  o[3] = pack_half_to_unorm10a2(unpack_unorm10a2_to_half(x)); }\n";
+    (void)state;
+    void *packing = prelude_load(packs);
+    if (!packing)
+        return;
+    void (*pack)(const float *, uint32_t *);
+    void (*again)(uint32_t, uint32_t *);
+    *(void **)&pack = prelude_function(packing, "pack");
+    *(void **)&again = prelude_function(packing, "again");
+    for (int n = 0; n < COUNT; n++) {
+        float x[4];
+        uint32_t got[3], bits = (uint32_t)prelude_random(), same[4];
+        for (int i = 0; i < 4; i++)
+            x[i] = (float)((double)(prelude_random() % 4001) / 3000.0 - 0.2);
+        pack(x, got);
+        for (int i = 0; i < 4; i++) {
+            double u = fmin(fmax(x[i], 0.0), 1.0), v = (i < 3 ? to_srgb(u) : u) * 255;
+            assert_true(fabs((got[0] >> 8 * i & 255) - v) < 0.501);
+        }
+        const int at[3] = {11, 5, 0}, most[3] = {31, 63, 31};
+        for (int i = 0; i < 3; i++)
+            assert_true(fabs((got[1] >> at[i] & most[i]) - fmin(fmax(x[i], 0.0), 1.0) * most[i]) < 0.501);
+        assert_int_equal(got[1] >> 16, 0);
+        assert_int_equal(got[2], 1);
+        again(bits, same);
+        assert_int_equal(same[0], bits);
+        assert_int_equal(same[1], bits & 0xffff);
+        assert_int_equal(same[2], bits & 0xffff);
+        assert_int_equal(same[3], bits);
+    }
+    prelude_unload(packing);
+}
+
+/* What fast:: and precise:: say of vectors is what their plain forms say; products of 24 bits, by component. */
+static void test_fast_geometry_and_24_bits(void **state) {
+    static const char body_of[] =
+        "extern \"C\" uint geometry(const float *x) {\n  float3 a(x[0], x[1], x[2]), b(x[3], x[4], x[5]), c, d;\n"
+        "  return (fast::distance(a, b) == distance(a, b)) + 2 * (precise::distance_squared(a, b) == "
+        "distance_squared(a, b)) +\n"
+        "         4 * all(fast::reflect(a, b) == reflect(a, b)) + 8 * all(fast::sincos(a, c) == sin(a)) +\n"
+        "         16 * all(precise::sincos(a, d) == sin(a)) + 32 * all(c == cos(a)) + 64 * all(d == cos(a)); }\n"
+        "extern \"C\" uint product(uint x, uint y) {\n  uint2 u = mul24(uint2(x, y), uint2(y, 3)); int2 s = "
+        "mad24(int2(x, "
+        "y), int2(-3, 5), int2(7, 9));\n"
+        "  return (u.x == mul24(x, y)) + 2 * (u.y == mul24(y, 3u)) + 4 * (s.x == mad24(int(x), -3, 7)) + 8 * (s.y == "
+        "mad24(int(y), 5, 9)); }\n";
+    (void)state;
+    void *unit = prelude_load(body_of);
+    if (!unit)
+        return;
+    uint32_t (*geometry)(const float *), (*product)(uint32_t, uint32_t);
+    *(void **)&geometry = prelude_function(unit, "geometry");
+    *(void **)&product = prelude_function(unit, "product");
+    for (int n = 0; n < 1000; n++) {
+        float x[6];
+        for (int i = 0; i < 6; i++)
+            x[i] = (float)((double)(prelude_random() % 4001) / 200.0 - 10.0);
+        assert_int_equal(geometry(x), 127);
+        assert_int_equal(product((uint32_t)prelude_random(), (uint32_t)prelude_random()), 15);
+    }
+    prelude_unload(unit);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_functions_of_floats),          cmocka_unit_test(test_functions_of_halves),
-        cmocka_unit_test(test_functions_of_bfloats),         cmocka_unit_test(test_packed_vectors),
+        cmocka_unit_test(test_packed_colours),
+        cmocka_unit_test(test_fast_geometry_and_24_bits),
+        cmocka_unit_test(test_functions_of_floats),
+        cmocka_unit_test(test_functions_of_halves),
+        cmocka_unit_test(test_functions_of_bfloats),
+        cmocka_unit_test(test_packed_vectors),
         cmocka_unit_test(test_all_of_it_compiles_for_sm_90),
     };
     return cmocka_run_group_tests(tests, build, NULL);

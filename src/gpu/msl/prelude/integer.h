@@ -181,6 +181,20 @@ MSL_C int mad24(int a, int b, int c) {
 MSL_C uint mad24(uint a, uint b, uint c) {
     return mul24(a, b) + c;
 }
+template <class T, int N, enable_if_t<is_same_v<T, int> || is_same_v<T, uint>, int> = 0>
+MSL_C vec<T, N> mul24(vec<T, N> a, vec<T, N> b) {
+    vec<T, N> r(0);
+    for (int i = 0; i < N; i++)
+        r[i] = mul24(a[i], b[i]);
+    return r;
+}
+template <class T, int N, enable_if_t<is_same_v<T, int> || is_same_v<T, uint>, int> = 0>
+MSL_C vec<T, N> mad24(vec<T, N> a, vec<T, N> b, vec<T, N> c) {
+    vec<T, N> r(0);
+    for (int i = 0; i < N; i++)
+        r[i] = mad24(a[i], b[i], c[i]);
+    return r;
+}
 
 /* Bits [offset, offset + bits) of a, sign-extended where T is signed. */
 template <class T, msl_if_int<T> = 0> MSL_C T extract_bits(T a, uint offset, uint bits) {

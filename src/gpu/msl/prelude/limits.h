@@ -7,12 +7,14 @@
 #undef HUGE_VALH
 #undef MAXFLOAT
 #undef assert
-#define INFINITY  (::msl_unit::metal::msl_bits<float>(0x7f800000u))
-#define NAN       (::msl_unit::metal::msl_bits<float>(0x7fc00000u))
-#define HUGE_VALF INFINITY
-#define HUGE_VALH (::msl_unit::metal::half(INFINITY))
-#define MAXFLOAT  3.402823466e+38f
-#define MAXHALF   (::msl_unit::metal::half(65504.0f))
+#define INFINITY   (::msl_unit::metal::msl_bits<float>(0x7f800000u))
+#define NAN        (::msl_unit::metal::msl_bits<float>(0x7fc00000u))
+#define HUGE_VALF  INFINITY
+#define HUGE_VALH  (::msl_unit::metal::half(INFINITY))
+#define MAXFLOAT   3.402823466e+38f
+#define MAXHALF    (::msl_unit::metal::half(65504.0f))
+#define HUGE_VALBF (::msl_unit::metal::bfloat(INFINITY))
+#define MAXBFLOAT  (::msl_unit::metal::msl_bits<::msl_unit::metal::bfloat>((::msl_unit::metal::ushort)0x7f7f))
 
 #define M_E_F         2.71828182845904523536f
 #define M_LOG2E_F     1.44269504088896340736f
@@ -58,30 +60,46 @@
 #undef FLT_MIN
 #undef FLT_EPSILON
 #undef FLT_DIG
+#undef FLT_DECIMAL_DIG
 #undef FLT_MANT_DIG
 #undef FLT_RADIX
 #undef FLT_MAX_EXP
 #undef FLT_MIN_EXP
 #undef FLT_MAX_10_EXP
 #undef FLT_MIN_10_EXP
-#define FLT_DIG        6
-#define FLT_MANT_DIG   24
-#define FLT_MAX_EXP    128
-#define FLT_MIN_EXP    (-125)
-#define FLT_MAX_10_EXP 38
-#define FLT_MIN_10_EXP (-37)
-#define FLT_RADIX      2
-#define FLT_MAX        3.402823466385288598e+38f
-#define FLT_MIN        1.175494350822287508e-38f
-#define FLT_EPSILON    1.1920928955078125e-7f
-#define HALF_DIG       3
-#define HALF_MANT_DIG  11
-#define HALF_MAX_EXP   16
-#define HALF_MIN_EXP   (-13)
-#define HALF_RADIX     2
-#define HALF_MAX       (::msl_unit::metal::half(65504.0f))
-#define HALF_MIN       (::msl_unit::metal::half(6.103515625e-5f))
-#define HALF_EPSILON   (::msl_unit::metal::half(9.765625e-4f))
+#define FLT_DIG          6
+#define FLT_DECIMAL_DIG  9
+#define FLT_MANT_DIG     24
+#define FLT_MAX_EXP      128
+#define FLT_MIN_EXP      (-125)
+#define FLT_MAX_10_EXP   38
+#define FLT_MIN_10_EXP   (-37)
+#define FLT_RADIX        2
+#define FLT_MAX          3.402823466385288598e+38f
+#define FLT_MIN          1.175494350822287508e-38f
+#define FLT_EPSILON      1.1920928955078125e-7f
+#define HALF_DIG         3
+#define HALF_MANT_DIG    11
+#define HALF_DECIMAL_DIG 5
+#define HALF_MAX_10_EXP  4
+#define HALF_MIN_10_EXP  (-4)
+#define HALF_MAX_EXP     16
+#define HALF_MIN_EXP     (-13)
+#define HALF_RADIX       2
+#define HALF_MAX         (::msl_unit::metal::half(65504.0f))
+#define HALF_MIN         (::msl_unit::metal::half(6.103515625e-5f))
+#define HALF_EPSILON     (::msl_unit::metal::half(9.765625e-4f))
+#define BFLT_DIG         2
+#define BFLT_DECIMAL_DIG 4
+#define BFLT_MANT_DIG    8
+#define BFLT_MAX_10_EXP  38
+#define BFLT_MIN_10_EXP  (-37)
+#define BFLT_MAX_EXP     128
+#define BFLT_MIN_EXP     (-125)
+#define BFLT_RADIX       2
+#define BFLT_MAX         MAXBFLOAT
+#define BFLT_MIN         (::msl_unit::metal::bfloat(1.175494350822287508e-38f))
+#define BFLT_EPSILON     (::msl_unit::metal::bfloat(7.8125e-3f))
 #undef CHAR_BIT
 #undef SCHAR_MAX
 #undef SCHAR_MIN
@@ -112,6 +130,31 @@
 #define LONG_MAX  9223372036854775807l
 #define LONG_MIN  (-9223372036854775807l - 1)
 #define ULONG_MAX 18446744073709551615ul
+#ifdef __CUDACC_RTC__
+#define INT8_MAX        SCHAR_MAX
+#define INT8_MIN        SCHAR_MIN
+#define UINT8_MAX       UCHAR_MAX
+#define INT16_MAX       SHRT_MAX
+#define INT16_MIN       SHRT_MIN
+#define UINT16_MAX      USHRT_MAX
+#define INT32_MAX       INT_MAX
+#define INT32_MIN       INT_MIN
+#define UINT32_MAX      UINT_MAX
+#define INT64_MAX       LONG_MAX
+#define INT64_MIN       LONG_MIN
+#define UINT64_MAX      ULONG_MAX
+#define SIZE_MAX        ULONG_MAX
+#define PTRDIFF_MAX     LONG_MAX
+#define PTRDIFF_MIN     LONG_MIN
+#define __FLT_MAX__     FLT_MAX
+#define __FLT_MIN__     FLT_MIN
+#define __FLT_EPSILON__ FLT_EPSILON
+#define __INT_MAX__     INT_MAX
+#define __SCHAR_MAX__   SCHAR_MAX
+#define __SHRT_MAX__    SHRT_MAX
+#define __LONG_MAX__    LONG_MAX
+#define __CHAR_BIT__    CHAR_BIT
+#endif
 
 #define FP_ILOGB0   (-2147483647 - 1)
 #define FP_ILOGBNAN (-2147483647 - 1)

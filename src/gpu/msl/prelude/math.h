@@ -203,11 +203,12 @@ MSL_I float msl_median(float a, float b, float c) {
     MSL_F3(smoothstep, msl_smooth(a, b, c))                                                                            \
     MSL_F1(abs, MSL_B(fabsf)(a))                                                                                       \
     MSL_SINCOS
-/* The sine, and the cosine through a reference. */
+/* The sine, and the cosine through a reference. In parentheses they are those of this namespace: nothing is looked for
+ * beside the arguments' type. */
 #define MSL_SINCOS                                                                                                     \
     template <class T, enable_if_t<is_floating_point<T>::value || msl_is_vec<T>, int> = 0> MSL_I T sincos(T a, T &c) { \
-        c = cos(a);                                                                                                    \
-        return sin(a);                                                                                                 \
+        c = (cos)(a);                                                                                                  \
+        return (sin)(a);                                                                                               \
     }
 
 #define MSL_EXACT_MATH                                                                                                 \

@@ -104,10 +104,10 @@ template <class A, class B, class V = msl_vmix_t<A, B>> MSL_C V cross(const A &a
         return T(MSL_B(sqrtf)(s));                                                                                     \
     }                                                                                                                  \
     template <class A, class B, class V = msl_vmix_t<A, B>> MSL_I auto distance(const A &a, const B &b) {              \
-        return length(V(V(a) - V(b)));                                                                                 \
+        return (length)(V(V(a) - V(b)));                                                                               \
     }                                                                                                                  \
     template <class A, class B, class V = msl_vmix_t<A, B>> MSL_I auto distance_squared(const A &a, const B &b) {      \
-        return length_squared(V(V(a) - V(b)));                                                                         \
+        return (length_squared)(V(V(a) - V(b)));                                                                       \
     }                                                                                                                  \
     template <class A, class V = msl_vec_t<A>> MSL_I V normalize(const A &a) {                                         \
         float s = 0.0f;                                                                                                \
@@ -140,6 +140,14 @@ template <class T, int N> MSL_I vec<T, N> refract(vec<T, N> i, vec<T, N> n, T et
     float d = float(dot(n, i)), e = float(eta), k = 1.0f - e * e * (1.0f - d * d);
     return k < 0.0f ? vec<T, N>(0) : vec<T, N>(i * eta - n * T(e * d + MSL_B(sqrtf)(k)));
 }
+#define MSL_ALSO_GEOMETRY(ns)                                                                                          \
+    namespace ns {                                                                                                     \
+    using ::msl_unit::metal::faceforward;                                                                              \
+    using ::msl_unit::metal::reflect;                                                                                  \
+    using ::msl_unit::metal::refract;                                                                                  \
+    }
+MSL_ALSO_GEOMETRY(precise)
+MSL_ALSO_GEOMETRY(fast)
 
 } // namespace metal
 } // namespace msl_unit

@@ -21,6 +21,26 @@ MSL_SHARED(long)
 MSL_SHARED(ulong)
 MSL_SHARED(half)
 MSL_SHARED(float)
+MSL_SHARED(bool)
+#undef MSL_SHARED
+typedef bool simd_bool;
+
+#define MSL_SHARED(T)                                                                                                  \
+    typedef packed_##T##2 simd_packed_##T##2;                                                                          \
+    typedef packed_##T##4 simd_packed_##T##4;                                                                          \
+    namespace simd {                                                                                                   \
+    using metal::packed_##T##2;                                                                                        \
+    using metal::packed_##T##3;                                                                                        \
+    using metal::packed_##T##4;                                                                                        \
+    }
+MSL_SHARED(char)
+MSL_SHARED(uchar)
+MSL_SHARED(short)
+MSL_SHARED(ushort)
+MSL_SHARED(int)
+MSL_SHARED(uint)
+MSL_SHARED(half)
+MSL_SHARED(float)
 #undef MSL_SHARED
 
 #define MSL_SHARED(T, C, R)                                                                                            \

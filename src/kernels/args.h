@@ -26,6 +26,9 @@
 /* matvec family: rows of W per threadgroup, threads. */
 #define SL_MATVEC_ROWS    8
 #define SL_MATVEC_THREADS 64
+/* heads_turned: units of columns per threadgroup, threads. */
+#define SL_TURNED_UNITS   16
+#define SL_TURNED_THREADS 128
 /* matmul family: a tile of y is 32 rows of x by 64 rows of W. */
 #define SL_MATMUL_TOKENS  32
 #define SL_MATMUL_ROWS    64
@@ -122,6 +125,19 @@ typedef struct sl_matmul_args {
 SL_ARGS_AT(sl_matmul_args, x_stride, 32);
 SL_ARGS_SIZE(sl_matmul_args, 48);
 
+/* A matrix for each head (sl_head_linear of ops.h); w: all of them, one below the other. */
+typedef struct sl_heads_args {
+    sl_weights_args w;
+    uint64_t x_stride, y_stride;
+    uint32_t in_dim, out_dim, tail;
+    uint32_t first_row, rows_per_head;
+    uint32_t reserved;
+} sl_heads_args;
+SL_ARGS_AT(sl_heads_args, x_stride, 32);
+SL_ARGS_AT(sl_heads_args, in_dim, 48);
+SL_ARGS_AT(sl_heads_args, first_row, 60);
+SL_ARGS_SIZE(sl_heads_args, 72);
+
 /* Expert projections; (row, rank) pairs are numbered row * top_k + rank. */
 typedef struct sl_expert_args {
     sl_weights_args w;
@@ -170,13 +186,21 @@ typedef struct sl_attention_args {
     uint32_t window;      /* a row sees itself and window - 1 positions before it; 0: all */
     uint32_t splits;      /* grid maximum: partial results per (row, head) */
     float scale, eps, rope_scale;
-    uint32_t reserved;
+    uint32_t planes;     /* of a page: 2, K and V; 1 where values are the first value_dim columns of the keys */
+    uint32_t value_dim;  /* of a head's values and results */
+    uint32_t rope_first; /* first of the rotated dimensions */
 } sl_attention_args;
 SL_ARGS_AT(sl_attention_args, head_bytes, 40);
 SL_ARGS_AT(sl_attention_args, layer, 56);
 SL_ARGS_AT(sl_attention_args, head_stride, 76);
 SL_ARGS_AT(sl_attention_args, scale, 88);
-SL_ARGS_SIZE(sl_attention_args, 104);
+SL_ARGS_AT(sl_attention_args, planes, 100);
+SL_ARGS_SIZE(sl_attention_args, 112);
+
+/* Query heads of a kv head that decode takes at a time: their queries and sums share a threadgroup's memory. */
+#define SL_DECODE_HEADS(head_dim) ((head_dim) > 128 && (head_dim) <= 256 ? 4 : 8)
+/* The widest heads. */
+#define SL_ATTENTION_DIM_MAX 576
 
 /* ---- Gated DeltaNet ---------------------------------------------------------------------------------------------- */
 

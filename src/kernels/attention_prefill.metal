@@ -2,7 +2,8 @@
 //
 //   attention_prefill_<kv>_<head_dim>_<heads>  dst[row][heads * head_dim], times sigmoid(gate)
 //
-// head_dim: any multiple of 16 up to 256.
+// head_dim: any multiple of 4 up to 256, taken as one of 16 with zeros behind. Wider heads, and values that are a part of
+// the keys: attention_wide.metal.
 //
 // A threadgroup (128 = 4 SIMD-groups) takes a block of up to 16 rows of one sequence (listed in the step buffer) for
 // HEADS query heads of one kv head, which share what is staged: grid (heads / HEADS, blocks). It goes over the keys 32
@@ -31,18 +32,13 @@ enum {
 };
 
 template <uint D, uint HEADS> struct prefill_memory {
-    half4 q[HEADS * ROWS * D / 4];
-    half4 kv[KEYS * D / 4];           // K, then V, of a step; at the end a part of O
+    static constant constexpr uint padded = tile_padded<D>();
+    half4 q[HEADS * ROWS * padded / 4];
+    half4 kv[KEYS * padded / 4];      // K, then V, of a step; at the end a part of O
     float s[HEADS * ROWS * S_STRIDE]; // scores; then, per row, factors eight times: how much the sums so far count
     half p[HEADS * ROWS * P_STRIDE];
     float unscale[HEADS * ROWS];
 };
-
-// 2^e that brings m into [2^14, 2^15).
-inline float query_scale(float m) {
-    int exponent = int(as_type<uint>(m) >> 23 & 255);
-    return as_type<float>(uint(clamp(268 - exponent, 1, 253)) << 23);
-}
 
 // Queries to half, a SIMD-group per query; rows that do not exist are zeros.
 template <uint D, uint HEADS>
@@ -54,10 +50,10 @@ inline void stage_queries(threadgroup prefill_memory<D, HEADS> &m, constant sl_a
         float largest = 0.0f;
         for (uint d = lane; d < D; d += SL_SIMD)
             largest = fabs(from[d]) > largest ? fabs(from[d]) : largest;
-        float scale = query_scale(simd_max(largest));
-        for (uint d = lane; d < D / 4; d += SL_SIMD)
-            m.q[i * (D / 4) + d] =
-                r < rows ? half4(float4(*(device const packed_float4 *)(from + 4 * d)) * scale) : half4(0.0h);
+        float scale = half_scale(simd_max(largest));
+        for (uint d = lane; d < tile_padded<D>() / 4; d += SL_SIMD)
+            m.q[i * (tile_padded<D>() / 4) + d] =
+                r < rows && 4 * d < D ? half4(float4(*(device const packed_float4 *)(from + 4 * d)) * scale) : half4(0.0h);
         if (lane == 0)
             m.unscale[i] = a.scale / scale;
     }
@@ -67,9 +63,10 @@ inline void stage_queries(threadgroup prefill_memory<D, HEADS> &m, constant sl_a
 template <uint D, typename KV>
 inline void stage_tokens(threadgroup half4 *to, device const uchar *from, ulong head_bytes, uint tokens,
                          uint thread_at) {
-    for (uint i = thread_at; i < KEYS * D / 4; i += SL_ATTENTION_THREADS) {
-        uint t = i / (D / 4), d = i % (D / 4) * 4;
-        to[i] = t < tokens ? KV::load4_half(from + t * head_bytes, d) : half4(0.0h);
+    constexpr uint quads = tile_padded<D>() / 4;
+    for (uint i = thread_at; i < KEYS * quads; i += SL_ATTENTION_THREADS) {
+        uint t = i / quads, d = i % quads * 4;
+        to[i] = t < tokens && d < D ? KV::load4_half(from + t * head_bytes, d) : half4(0.0h);
     }
 }
 
@@ -77,14 +74,15 @@ inline void stage_tokens(threadgroup half4 *to, device const uchar *from, ulong 
 template <uint D, uint HEADS> inline void score_tiles(threadgroup prefill_memory<D, HEADS> &m, uint simd) {
     for (uint f = simd; f < HEADS * (KEYS / 16); f += SIMDS) {
         uint h = f / (KEYS / 16), key = f % (KEYS / 16) * 16;
-        threadgroup const half *q = (threadgroup const half *)m.q + h * ROWS * D;
-        threadgroup const half *k = (threadgroup const half *)m.kv + key * D;
+        constexpr uint stride = tile_padded<D>();
+        threadgroup const half *q = (threadgroup const half *)m.q + h * ROWS * stride;
+        threadgroup const half *k = (threadgroup const half *)m.kv + key * stride;
         tile_float s;
         tile_zero(s);
         for (uint d = 0; d < D; d += 16) {
             tile_half qt, kt;
-            tile_load(qt, q + d, D);
-            tile_load_transposed(kt, k + d, D);
+            tile_load(qt, q + d, stride);
+            tile_load_transposed(kt, k + d, stride);
             tile_mma(s, qt, kt);
         }
         tile_store(s, m.s + h * ROWS * S_STRIDE + key, S_STRIDE);
@@ -117,14 +115,6 @@ inline void softmax_rows(threadgroup prefill_memory<D, HEADS> &m, constant sl_at
     }
 }
 
-// Fragments of a head's dimensions that a SIMD-group keeps; those behind the last dimension do not exist.
-template <uint D> constexpr uint tiles_each() {
-    return (D + 16 * SIMDS - 1) / (16 * SIMDS);
-}
-template <uint D> inline bool has_tile(uint simd, uint n) {
-    return D % (16 * SIMDS) == 0 || 16 * (simd * tiles_each<D>() + n) < D;
-}
-
 // O = factors * O + P V: this SIMD-group's fragments of 16 queries by 16 dimensions.
 template <uint D, uint HEADS>
 inline void value_tiles(threadgroup prefill_memory<D, HEADS> &m, thread tile_float *o, uint simd) {
@@ -142,7 +132,7 @@ inline void value_tiles(threadgroup prefill_memory<D, HEADS> &m, thread tile_flo
             for (uint k = 0; k < KEYS; k += 16) {
                 tile_half pt, vt;
                 tile_load(pt, m.p + h * ROWS * P_STRIDE + k, P_STRIDE);
-                tile_load(vt, v + k * D + n * 16, D);
+                tile_load(vt, v + k * tile_padded<D>() + n * 16, tile_padded<D>());
                 tile_mma(t, pt, vt);
             }
         }
@@ -159,6 +149,7 @@ attention_prefill(constant sl_attention_args &a [[buffer(0)]], device const floa
                   uint simd [[simdgroup_index_in_threadgroup]]) {
     typedef prefill_memory<D, HEADS> memory;
     static_assert(sizeof(memory) <= 32768, "threadgroup memory");
+    static_assert(D % 4 == 0, "heads of a multiple of 4");
     threadgroup memory m;
     if (group.y >= uint(step_head(step).blocks))
         return;
@@ -188,7 +179,7 @@ attention_prefill(constant sl_attention_args &a [[buffer(0)]], device const floa
         score_tiles<D, HEADS>(m, simd);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         softmax_rows<D, HEADS>(m, a, max, sum, t, position, simd, lane);
-        stage_tokens<D, KV>(m.kv, page_at(a, slabs, block, kv_head, KV_V) + inside, a.head_bytes, tokens, thread_at);
+        stage_tokens<D, KV>(m.kv, page_at(a, slabs, block, kv_head, value_plane(a)) + inside, a.head_bytes, tokens, thread_at);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         value_tiles<D, HEADS>(m, o, simd);
         threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -208,10 +199,10 @@ attention_prefill(constant sl_attention_args &a [[buffer(0)]], device const floa
 #pragma unroll
         for (uint n = 0; n < tiles_each<D>(); n++)
             if (has_tile<D>(simd, n))
-                tile_store(o[h * tiles_each<D>() + n], out + (simd * tiles_each<D>() + n) * 16, D);
+                tile_store(o[h * tiles_each<D>() + n], out + (simd * tiles_each<D>() + n) * 16, memory::padded);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint i = thread_at; i < rows * D; i += SL_ATTENTION_THREADS) {
-            float v = out[i] * m.unscale[h * ROWS + i / D];
+            float v = out[i / D * memory::padded + i % D] * m.unscale[h * ROWS + i / D];
             if (fc_gate)
                 v *= sigmoid(gate[ulong(first + i / D) * a.gate_stride + ulong(head + h) * a.head_stride + i % D]);
             dst[ulong(first + i / D) * a.dst_stride + ulong(head + h) * D + i % D] = v;

@@ -4,9 +4,10 @@
 //                            float product; all layers of a rotation share it. Grid (rows), any threads.
 //                            Slots: 1 inv_freq[dims / 2], 2 cos_sin, 3 step
 //   attention_prepare_<kv>   q and k normed per head and rotated, in place; k and v appended to the pages. One
-//                            SIMD-group per head: grid (heads + 2 * kv_heads, rows), threadgroup (32); about 12 bytes
-//                            and 6 operations per element. The rotation takes the first rope_dims of a head, pairs
-//                            (i, i + dims / 2) or, interleaved, (2i, 2i + 1).
+//                            SIMD-group per head: grid (heads + planes * kv_heads, rows), threadgroup (32); about 12
+//                            bytes and 6 operations per element. The rotation takes rope_dims of a head from
+//                            rope_first on, pairs (i, i + dims / 2) or, interleaved, (2i, 2i + 1). v is not read
+//                            where pages have one plane.
 //                            Slots: 1 q, 2 k, 3 v, 4 q_norm, 5 k_norm, 6 cos_sin, 7 step, 15..30 slabs (written)
 #include "pages.h"
 
@@ -52,14 +53,15 @@ inline void prepare_head(device float *x, device const float *weight, bool norm,
     uint dims = fc_rope ? a.rope_dims : 0, pairs = dims / 2;
     uint stride = fc_interleaved ? 2 : 1, apart = fc_interleaved ? 1 : pairs;
     for (uint i = lane; i < pairs; i += SL_SIMD) {
-        uint d = i * stride;
+        uint d = a.rope_first + i * stride;
         float c = cos_sin[i], s = cos_sin[pairs + i];
         float u = normed(x, weight, d, norm, inv), v = normed(x, weight, d + apart, norm, inv);
         x[d] = u * c - v * s;
         x[d + apart] = v * c + u * s;
     }
-    for (uint d = dims + lane; d < a.head_dim; d += SL_SIMD)
-        x[d] = normed(x, weight, d, norm, inv);
+    for (uint d = lane; norm && d < a.head_dim; d += SL_SIMD)
+        if (d - a.rope_first >= dims) // before them or behind
+            x[d] = normed(x, weight, d, norm, inv);
     simdgroup_barrier(mem_flags::mem_device);
 }
 
@@ -90,7 +92,7 @@ attention_prepare(constant sl_attention_args &a [[buffer(0)]], device float *q [
     const slab_list<device uchar *> slabs = SL_SLABS;
     uint position = uint(step_position(step, row));
     ulong block = page_block(step_pages(step, row), position);
-    device uchar *to = page_at(a, slabs, block, head, value ? KV_V : KV_K) + (position % SL_KV_PAGE) * a.head_bytes;
+    device uchar *to = page_at(a, slabs, block, head, value ? value_plane(a) : KV_K) + (position % SL_KV_PAGE) * a.head_bytes;
     for (uint d = lane; d < a.head_dim; d += SL_SIMD)
         KV::store(to, d, from[d]);
 }

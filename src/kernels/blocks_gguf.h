@@ -287,6 +287,52 @@ template <int A> struct format_tq2_0 : k_common {
     static float4 high(thread const unit &q, uint w) { return codes2(q.bits[w] >> (q.shift + 2)); }
 };
 
+struct tq1_0_unit {
+    uint4 low, high; // bytes 0, 1, 2
+    float scale;
+};
+
+// Digits of base 3 in the four bytes of a word: byte * power mod 256, times 3 / 256.
+inline uint digits3(uint w, uint power) {
+    uint even = (((w & 0x00ff00ffu) * power & 0x00ff00ffu) * 3) >> 8 & 0x00ff00ffu;
+    uint odd = (((w >> 8 & 0x00ff00ffu) * power & 0x00ff00ffu) * 3) >> 8 & 0x00ff00ffu;
+    return even | odd << 8;
+}
+
+inline uint4 digits3(uint4 w, uint power) {
+    return uint4(digits3(w.x, power), digits3(w.y, power), digits3(w.z, power), digits3(w.w, power));
+}
+
+// 3^k, k <= 4
+inline uint power3(uint k) {
+    return (k & 1 ? 3u : 1u) * (k & 2 ? 9u : 1u) * (k & 4 ? 81u : 1u);
+}
+
+// 32 bytes of five runs of 32 weights, 16 of five runs of 16, 4 of four runs of 4, d: w = d * (digit - 1)
+template <int A> struct format_tq1_0 {
+    static constant constexpr bool plain = false;
+    static constant constexpr uint gap = 16;
+    static constant constexpr float offset = 5.0f;
+    typedef tq1_0_unit unit;
+    static uint column(uint u) { return 32 * u; }
+    static void load(thread unit &q, thread const weight_row &row, uint u, thread const weights &w) {
+        device const uchar *p = row.codes + 54 * ulong(u >> 3);
+        uint j = u & 7, run = 2 * j - 10; // of the runs of 16
+        q.scale = half_bits(load16<A>(p + 52));
+        q.low = digits3(load128<A>(p + (j < 5 ? 0 : 32)), power3(j < 5 ? j : run));
+        if (j < 7) {
+            q.high = digits3(load128<A>(p + (j < 5 ? 16 : 32)), power3(j < 5 ? j : run + 1));
+        } else {
+            uint last = load32<A>(p + 48);
+            q.high = uint4(digits3(last, 1), digits3(last, 3), digits3(last, 9), digits3(last, 27));
+        }
+    }
+    static float4 low(thread const unit &q, uint w) { return codes2(q.low[w]); }
+    static float4 high(thread const unit &q, uint w) { return codes2(q.high[w]); }
+    static float2 scale(thread const unit &q) { return float2(q.scale); }
+    static float2 bias(thread const unit &q) { return float2(0.0f); }
+};
+
 // d, 16 bits of high scale bits, 4 bytes of low ones, 128 bytes as in IQ4_NL: w = d * (scale - 32) * value[q]
 template <int A> struct format_iq4_xs : block32_common {
     static constant constexpr float offset = 0.0f;
@@ -357,7 +403,8 @@ template <int A> struct format_nvfp4 {
     X(affine6_f32, 1) X(q2_k, 4) X(q2_k, 2) X(q2_k, 1) X(q3_k, 2) X(q3_k, 1) X(iq4_nl, 2) X(iq4_nl, 1) X(iq4_xs, 4)    \
     X(iq4_xs, 2) X(iq4_xs, 1) X(mxfp4, 1) X(mxfp4_split, 16) X(mxfp4_split, 4) X(mxfp4_split, 1) X(fp8_f16, 4)         \
     X(fp8_f16, 1) X(fp8_bf16, 4) X(fp8_bf16, 1) X(fp8_f32, 4) X(fp8_f32, 1) X(nvfp4, 4) X(nvfp4, 2) X(nvfp4, 1)        \
-    X(tq2_0, 2) X(tq2_0, 1) X(nvfp4_split, 4) X(nvfp4_split, 1) X(mxfp8_split, 4) X(mxfp8_split, 1) SL_GRID_FORMATS(X)
+    X(tq2_0, 2) X(tq2_0, 1) X(nvfp4_split, 4) X(nvfp4_split, 1) X(mxfp8_split, 4) X(mxfp8_split, 1) X(tq1_0, 2)        \
+    X(tq1_0, 1) SL_GRID_FORMATS(X)
 // clang-format on
 #endif
 

@@ -20,100 +20,11 @@
 //
 // Of matmul_expert: 1 table, 2 tiles, 3 pairs[list], 4 x, 5 unscale, 6 y[pair or place], 7 done[pairs], 8 step, 9
 // counts of group_pairs, 15..30 slabs.
-#include "blocks_gguf.h"
-#include "tile.h"
+#include "multiply.h"
 
 SL_SWITCH(fc_add, SL_FC_ADD)
 SL_SWITCH(fc_bias, SL_FC_BIAS)
 SL_SWITCH(fc_leaves, SL_FC_LEAVES)
-
-enum {
-    TILE_COLS = 64,
-    TILE_STRIDE = TILE_COLS + 8, // halves; other banks for other rows
-    W_TILE = SL_MATMUL_TOKENS * TILE_STRIDE,
-    TILE_HALVES = W_TILE + SL_MATMUL_ROWS * TILE_STRIDE,
-    OUT_STRIDE = 68
-};
-
-// Halves of x and W of a step; at the end the tile of y, as floats.
-struct tile_memory {
-    alignas(16) half at[TILE_HALVES];
-};
-
-// A unit as 32 halves; none: zeros.
-template <typename F>
-inline void stage_weights(threadgroup half *to, thread const weight_row &row, uint u, thread const weights &w) {
-    if (u >= unit_count(w)) {
-        for (uint i = 0; i < 8; i++)
-            *(threadgroup half4 *)(to + 4 * i) = half4(0.0h);
-        return;
-    }
-    typename F::unit q;
-    F::load(q, row, u, w);
-    float2 s = F::scale(q), b = fma(float2(-F::offset), s, F::bias(q));
-#pragma unroll
-    for (uint i = 0; i < 4; i++) {
-        float4 low = F::low(q, i), high = F::high(q, i);
-        if (!F::plain) {
-            low = fma(low, float4(s.x), float4(b.x));
-            high = fma(high, float4(s.y), float4(b.y));
-        }
-        *(threadgroup half4 *)(to + 4 * i) = half4(low);
-        *(threadgroup half4 *)(to + 16 + 4 * i) = half4(high);
-    }
-}
-
-// One run of x, at the columns that the format has there; no row: zeros.
-template <typename F> inline void load_run(thread uint4 *v, device const half *x_row, uint u, uint run, uint units) {
-    v[0] = v[1] = uint4(0);
-    if (x_row && u < units) {
-        device const uint4 *from = (device const uint4 *)(x_row + F::column(u) + run * F::gap);
-        v[0] = from[0];
-        v[1] = from[1];
-    }
-}
-
-// y tile [32][64] = x rows . W rows, in memory as floats; x_row: this thread's row of x (thread / 4), null: none.
-template <typename F>
-inline threadgroup const float *multiply_tile(threadgroup tile_memory &memory, thread const weights &w, uint w_row,
-                                              device const half *x_row, uint thread_at, uint simd) {
-    uint x_part = thread_at & 3, w_part = thread_at & 1;
-    threadgroup uint4 *x_to = (threadgroup uint4 *)(memory.at + (thread_at >> 2) * TILE_STRIDE + x_part * 16);
-    threadgroup half *w_to = memory.at + W_TILE + (thread_at >> 1) * TILE_STRIDE + w_part * 32;
-    weight_row row = row_at(w, w_row + (thread_at >> 1));
-    threadgroup const half *x_tile = memory.at + (simd & 1) * 16 * TILE_STRIDE;
-    threadgroup const half *w_tile = memory.at + W_TILE + (simd >> 1) * 32 * TILE_STRIDE;
-    tile_float acc[2];
-    tile_zero(acc[0]);
-    tile_zero(acc[1]);
-    uint units = unit_count(w);
-    for (uint u = 0; u < units; u += 2) {
-        uint4 xv[2];
-        load_run<F>(xv, x_row, u + (x_part >> 1), x_part & 1, units);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        x_to[0] = xv[0];
-        x_to[1] = xv[1];
-        stage_weights<F>(w_to, row, u + w_part, w);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-        for (uint k = 0; k < TILE_COLS; k += 16) {
-            tile_half x, wt;
-            tile_load(x, x_tile + k, TILE_STRIDE);
-#pragma unroll
-            for (uint j = 0; j < 2; j++) {
-                tile_load_transposed(wt, w_tile + j * 16 * TILE_STRIDE + k, TILE_STRIDE);
-                tile_mma(acc[j], x, wt);
-            }
-        }
-    }
-    threadgroup float *y = (threadgroup float *)memory.at;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-    for (uint j = 0; j < 2; j++)
-        tile_store(acc[j], y + (simd & 1) * 16 * OUT_STRIDE + (simd >> 1) * 32 + j * 16, OUT_STRIDE);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    return y;
-}
 
 template <typename F>
 [[kernel, max_total_threads_per_threadgroup(128)]] void
@@ -129,7 +40,7 @@ matmul(constant sl_matmul_args &a [[buffer(0)]], device const uchar *codes [[buf
         return;
     weights w = make_weights(a.w, codes, scales, biases);
     uint mine = first + (thread_at >> 2);
-    device const half *x_row = mine < rows ? x + ulong(mine) * a.x_stride : nullptr;
+    half_row x_row = {mine < rows ? x + ulong(mine) * a.x_stride : nullptr};
     threadgroup const float *tile = multiply_tile<F>(memory, w, w_row, x_row, thread_at, simd);
     uint count = min(rows - first, uint(SL_MATMUL_TOKENS)), r = thread_at & 63, out = w_row + r;
     if (out >= w.rows)
@@ -175,7 +86,7 @@ matmul_expert(constant sl_expert_args &a [[buffer(0)]], device const ulong *tabl
     weights w = make_weights(a.w, codes, sl_present(entry[1]) ? sl_at(slabs, entry[1]) : codes,
                              sl_present(entry[2]) ? sl_at(slabs, entry[2]) : codes);
     uint mine = first + (thread_at >> 2);
-    device const half *x_row = mine < end ? x + ulong(source_of(a, mine, uint(pairs[mine]))) * a.x_stride : nullptr;
+    half_row x_row = {mine < end ? x + ulong(source_of(a, mine, uint(pairs[mine]))) * a.x_stride : nullptr};
     threadgroup const float *tile = multiply_tile<F>(memory, w, w_row, x_row, thread_at, simd);
     uint count = end - first, r = thread_at & 63, out = w_row + r;
     if (out >= w.rows)

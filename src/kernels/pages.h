@@ -6,7 +6,12 @@
 
 #include "step.h"
 
-enum { KV_K, KV_V };
+enum { KV_K };
+
+// The plane of the values, which may be the keys' own.
+inline uint value_plane(constant sl_attention_args &a) {
+    return a.planes - 1;
+}
 
 // The block that holds position t of a sequence with this page table.
 inline ulong page_block(device const int *pages, uint t) {
@@ -18,7 +23,7 @@ inline ulong page_block(device const int *pages, uint t) {
 template <typename P>
 inline P page_at(constant sl_attention_args &a, thread const slab_list<P> &slabs, ulong block, uint head, uint plane) {
     return slab_base(slabs, uint(block >> 56)) + (block & 0x00ffffffffffffffUL) +
-           ulong(a.layer * 2 + plane) * a.plane_bytes + ulong(head) * SL_KV_PAGE * a.head_bytes;
+           ulong(a.layer * a.planes + plane) * a.plane_bytes + ulong(head) * SL_KV_PAGE * a.head_bytes;
 }
 
 // The first position that a row at `position` sees.
@@ -70,8 +75,9 @@ struct kv_f32 {
     static void store(device uchar *p, uint d, float v) { *(device float *)(p + 4 * d) = v; }
 };
 
-// What is instantiated: all formats and the usual dimensions, or what the host defines SL_ATTENTION_KV (f16, q8_0, f32)
-// and SL_ATTENTION_DIM (a multiple of 16 up to 256; of 32 with q8_0) to be, in front of the source.
+// What is instantiated: all formats and the usual dimensions, or what the host defines in front of the source:
+// SL_ATTENTION_KV (f16, q8_0, f32), SL_ATTENTION_DIM (a multiple of 4 up to SL_ATTENTION_DIM_MAX; of 32 with q8_0) and,
+// where values are a part of the keys, SL_ATTENTION_VALUES, a multiple of 4 no more than that.
 #ifdef SL_ATTENTION_KV
 #define SL_KV_ONE(X, kv) X(kv)
 #define SL_KV_FORMATS(X) SL_KV_ONE(X, SL_ATTENTION_KV)

@@ -139,12 +139,6 @@ SL_FORMATS(X)
 
 // ---- half rows -----------------------------------------------------------------------------------------------------
 
-// 2^e that brings m into [2^14, 2^15); bounded so that 2^-e is a normal number too.
-inline float half_scale(float m) {
-    int exponent = int(as_type<uint>(m) >> 23 & 255);
-    return as_type<float>(uint(clamp(268 - exponent, 1, 253)) << 23);
-}
-
 [[kernel]] void to_half(constant sl_rows_args &a [[buffer(0)]], device const float *src [[buffer(1)]],
                         device half *dst [[buffer(2)]], device float *unscale [[buffer(3)]],
                         device const int *step [[buffer(4)]], uint group [[threadgroup_position_in_grid]],

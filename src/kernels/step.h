@@ -44,6 +44,12 @@ inline bool step_aborted(device const int *step) {
     return simd_broadcast_first(step_head(step).aborted) != 0;
 }
 
+// 2^e that brings m >= 0 into [2^14, 2^15), for a row to become half; bounded so that 2^-e is a normal number too.
+inline float half_scale(float m) {
+    int exponent = int(as_type<uint>(m) >> 23 & 255);
+    return as_type<float>(uint(clamp(268 - exponent, 1, 253)) << 23);
+}
+
 inline float silu(float x) {
     return x / (1.0f + exp(-x));
 }

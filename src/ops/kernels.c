@@ -33,7 +33,7 @@ static const int *const variants[SL_FORMAT_COUNT] = {[SL_F32] = aligns_16_4_1,  
                                                      [SL_IQ2_XXS] = aligns_2_1,        [SL_IQ2_XS] = aligns_2_1,
                                                      [SL_IQ2_S] = aligns_2_1,          [SL_IQ3_XXS] = aligns_2_1,
                                                      [SL_IQ3_S] = aligns_2_1,          [SL_IQ1_S] = aligns_2_1,
-                                                     [SL_IQ1_M] = aligns_2_1};
+                                                     [SL_IQ1_M] = aligns_2_1,          [SL_TQ1_0] = aligns_2_1};
 
 /* Kernels of a type of scales and biases apart. */
 static bool has_side(const sl_matrix *m) {

@@ -80,29 +80,24 @@ static bool add_moe(sl_ops_gpu *o, const sl_moe *m, sl_error *err) {
     if (m->experts > GPU_EXPERTS)
         return sl_fail(err, SL_ERR_UNSUPPORTED, "MoE layer %d: %d experts, at most %d expected", m->layer, m->experts,
                        GPU_EXPERTS);
-    if (m->alternating)
-        return sl_fail(err, SL_ERR_UNSUPPORTED, "MoE layer %d: alternating rows of gate and up on a GPU: not yet there",
-                       m->layer);
     bool ok = add_weight(o, &m->router, err) && add_weight(o, &m->shared_gate, err);
-    for (int i = 0; ok && i < SL_PROJ_COUNT; i++)
-        ok = add_weight(o, &m->shared[i], err) && gpu_format_add(o, &m->proj[i], NULL, err);
+    for (int i = 0; ok && i < SL_PROJ_COUNT; i++) {
+        sl_matrix proj = gpu_moe_matrix(m, i);
+        ok = add_weight(o, &m->shared[i], err) && gpu_format_add(o, &proj, NULL, err);
+    }
     return ok;
 }
 
 /* The sizes that attention's kernels are made for. */
-static bool check_heads(const sl_attention *a, sl_error *err) {
-    if (a->head_dim % 16 != 0 || a->head_dim < 16 || a->head_dim > 256)
+static bool add_attention(sl_ops_gpu *o, const sl_attention *a, sl_error *err) {
+    if (a->head_dim % 4 != 0 || a->value_dim % 4 != 0 || a->head_dim > SL_ATTENTION_DIM_MAX)
         return sl_fail(err, SL_ERR_UNSUPPORTED,
-                       "attention layer %d: heads of %d on a GPU: a multiple of 16 up to 256 expected", a->layer,
-                       a->head_dim);
-    if (a->value_dim || a->rope.first)
-        return sl_fail(err, SL_ERR_UNSUPPORTED,
-                       "attention layer %d: values within the keys (MLA) on a GPU: not yet there", a->layer);
+                       "attention layer %d: heads of %d, values of %d on a GPU: multiples of 4 up to %d expected",
+                       a->layer, a->head_dim, a->value_dim ? a->value_dim : a->head_dim, SL_ATTENTION_DIM_MAX);
+    if (a->value_dim != o->value_dim)
+        gpu_libraries_drop(o); /* they are for one kind */
+    o->value_dim = a->value_dim;
     return true;
-}
-
-static bool refuse_heads(sl_error *err) {
-    return sl_fail(err, SL_ERR_UNSUPPORTED, "a matrix for each head (MLA) on a GPU: not yet there");
 }
 
 static bool add_op(sl_ops_gpu *o, const op *x, sl_error *err) {
@@ -121,11 +116,11 @@ static bool add_op(sl_ops_gpu *o, const op *x, sl_error *err) {
     case OP_LOGITS:
         return add_weight(o, &x->u.logits.head, err);
     case OP_ATTENTION:
-        return check_heads(&x->u.attention.a, err);
+        return add_attention(o, &x->u.attention.a, err);
     case OP_DELTA:
         return gpu_check_delta(&x->u.delta.d, err);
     case OP_HEAD_LINEAR:
-        return refuse_heads(err);
+        return add_weight(o, &x->u.head_linear.weight, err);
     default:
         return true;
     }
@@ -169,7 +164,7 @@ bool gpu_encode_op(gpu_run *r, const op *o) {
         ops_spread_failures(r->step);
         return gpu_run_delta(r, o);
     case OP_HEAD_LINEAR:
-        return refuse_heads(r->err);
+        return gpu_run_head_linear(r, o);
     case OP_MOE:
         return gpu_run_moe(r, o);
     case OP_GATHER_OUTS:

@@ -28,6 +28,8 @@ typedef enum gpu_file {
     GPU_PREPARE, /* attention */
     GPU_DECODE,
     GPU_PREFILL,
+    GPU_WIDE,
+    GPU_HEADS,
     GPU_MOE,
     GPU_EXPERT,
     GPU_DELTA,
@@ -126,6 +128,7 @@ typedef struct sl_ops_gpu {
     uint64_t unmapped; /* sl_mem_unmapped when regions were last looked through */
     gpu_slabs kv, state;
     kernel_format *formats; /* of the libraries */
+    int32_t value_dim;      /* of attention whose values are a part of the keys; 0: others */
     size_t format_count, format_capacity;
     sl_gpu_library *library[GPU_FILES];
     gpu_pipe *pipes;
@@ -260,6 +263,7 @@ bool gpu_run_linear(gpu_run *r, const op *o);
 bool gpu_run_gate_up(gpu_run *r, const op *o);
 bool gpu_run_logits(gpu_run *r, const op *o);
 bool gpu_run_attention(gpu_run *r, const op *o);
+bool gpu_run_head_linear(gpu_run *r, const op *o);
 bool gpu_run_moe(gpu_run *r, const op *o);
 bool gpu_check_delta(const sl_delta *d, sl_error *err);
 bool gpu_run_delta(gpu_run *r, const op *o);
@@ -286,6 +290,7 @@ typedef struct gpu_moe {
     gpu_run *r;
     const op *o;
     const sl_moe *m;
+    sl_matrix proj[SL_PROJ_COUNT]; /* as kernels see them: gpu_moe_matrix */
     int32_t rows, hidden, inner;
     bool many;       /* rows enough for the matrix units */
     uint8_t *chosen; /* [rows][top_k] int32 */
@@ -304,6 +309,17 @@ typedef struct gpu_pass {
 } gpu_pass;
 
 gpu_moe gpu_moe_of(gpu_run *r, const op *o);
+/* A projection as kernels see it: where rows of gate and up alternate, both are every other row of the gate's matrix.
+ */
+sl_matrix gpu_moe_matrix(const sl_moe *m, int proj);
+/* Part i (projection * 3 + part) of an expert likewise: `skip` bytes behind the begin of what the source handed out. */
+typedef struct gpu_part {
+    const uint8_t *base; /* NULL: there is none */
+    uint64_t bytes, skip;
+} gpu_part;
+gpu_part gpu_moe_part(const sl_moe *m, const sl_expert_view *v, int i);
+/* The variant for a projection of experts whose parts begin at multiples of align. */
+kernel_format gpu_moe_format(const sl_moe *m, int proj, uint32_t align);
 uint64_t gpu_table_bytes(const sl_moe *m);
 /* Router and what belongs to it; leaves chosen, weight, done. */
 bool gpu_moe_route(gpu_moe *x);

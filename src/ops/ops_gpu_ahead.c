@@ -102,10 +102,8 @@ static bool make_pass(ahead *a, gpu_moe *x, int32_t table, gpu_pass *p) {
     p->slabs = a->peek.blocks;
     if (!src->peek(src->self, x->m->layer, &peek))
         return sl_fail(a->r->err, SL_ERR_IO, "MoE layer %d: its slots cannot be seen", x->m->layer);
-    for (int i = 0; i < SL_PROJ_COUNT; i++) {
-        uint64_t address[3] = {peek.align, peek.align, peek.align};
-        p->format[i] = kernel_format_of(&x->m->proj[i], address);
-    }
+    for (int i = 0; i < SL_PROJ_COUNT; i++)
+        p->format[i] = gpu_moe_format(x->m, i, peek.align);
     return true;
 }
 
@@ -113,14 +111,15 @@ static bool make_pass(ahead *a, gpu_moe *x, int32_t table, gpu_pass *p) {
 static bool enter(ahead *a, const sl_moe *m, int32_t table, const sl_expert_view *v) {
     uint64_t entry[SL_PARTS] = {0};
     for (int i = 0; i < SL_PARTS; i++) {
-        if (!v->part[i] || m->proj[i / 3].row_bytes[i % 3] == 0)
-            continue;
+        gpu_part part = gpu_moe_part(m, v, i);
         int32_t b = 0;
-        while (b < a->peek.blocks && (uintptr_t)v->part[i] - (uintptr_t)a->peek.block[b] >= a->peek.block_bytes)
+        if (!part.base)
+            continue;
+        while (b < a->peek.blocks && (uintptr_t)part.base - (uintptr_t)a->peek.block[b] >= a->peek.block_bytes)
             b++;
         if (b == a->peek.blocks)
             return sl_fail(a->r->err, SL_ERR_IO, "MoE layer %d: expert %d lies outside the slots", m->layer, v->id);
-        uint64_t offset = (uint64_t)(v->part[i] - (const uint8_t *)a->peek.block[b]);
+        uint64_t offset = (uint64_t)(part.base - (const uint8_t *)a->peek.block[b]) + part.skip;
         entry[i] = (uint64_t)b << 56 | (offset + 1);
     }
     memcpy(table_at(a, table) + (uint64_t)v->id * sizeof entry, entry, sizeof entry);

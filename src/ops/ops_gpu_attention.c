@@ -15,6 +15,10 @@ static int32_t splits_of(const gpu_run *r) {
     return last / SL_ATTENTION_SPLIT + 1;
 }
 
+static int32_t value_dim(const sl_attention *a) {
+    return a->value_dim ? a->value_dim : a->head_dim;
+}
+
 static sl_attention_args args_of(const gpu_run *r, const op *o) {
     const sl_attention *a = &o->u.attention.a;
     const sl_kv_layout *kv = &r->o->known.kv;
@@ -30,6 +34,9 @@ static sl_attention_args args_of(const gpu_run *r, const op *o) {
                                .kv_heads = (uint32_t)a->kv_heads,
                                .head_dim = (uint32_t)a->head_dim,
                                .rope_dims = (uint32_t)a->rope.dims,
+                               .rope_first = (uint32_t)a->rope.first,
+                               .planes = (uint32_t)kv->planes,
+                               .value_dim = (uint32_t)value_dim(a),
                                .head_stride = (uint32_t)(a->head_stride ? a->head_stride : a->head_dim),
                                .window = (uint32_t)a->window,
                                .scale = a->scale,
@@ -68,13 +75,13 @@ static bool prepare(gpu_run *r, const op *o, const sl_attention_args *args) {
     gpu_call c = gpu_call_begin(r, GPU_PREPARE, bits, args, sizeof *args, entry);
     gpu_call_bind(&c, 1, gpu_view_at(r, &o->src), gpu_rows_bytes(rows, o->src.stride, o->src.cols));
     gpu_call_bind(&c, 2, gpu_view_at(r, k), gpu_rows_bytes(rows, k->stride, k->cols));
-    gpu_call_bind(&c, 3, gpu_view_at(r, v), gpu_rows_bytes(rows, v->stride, v->cols));
+    gpu_call_bind(&c, 3, a->value_dim ? NULL : gpu_view_at(r, v), gpu_rows_bytes(rows, v->stride, v->cols));
     gpu_call_bind(&c, 4, norm_at(r, &a->q_norm), norm);
     gpu_call_bind(&c, 5, norm_at(r, &a->k_norm), norm);
     gpu_call_bind(&c, 6, r->o->scratch.cos_sin, (uint64_t)rows * (uint64_t)a->rope.dims * sizeof(float) + 4);
     gpu_bind_step(&c, 7);
     bind_kv(&c, SL_GPU_READ_WRITE);
-    return gpu_call_end(&c, (uint32_t)(a->heads + 2 * a->kv_heads), (uint32_t)rows, 1, SL_SIMD);
+    return gpu_call_end(&c, (uint32_t)a->heads + args->planes * (uint32_t)a->kv_heads, (uint32_t)rows, 1, SL_SIMD);
 }
 
 static uint32_t result_bits(const sl_attention *a) {
@@ -94,14 +101,15 @@ static bool attend_few(gpu_run *r, const op *o, const sl_attention_args *args) {
     const sl_attention *a = &o->u.attention.a;
     char entry[64];
     int32_t rows = r->step->rows;
-    uint64_t partial = (uint64_t)rows * args->heads * args->splits * (args->head_dim + 2) * sizeof(float);
+    uint64_t partial = (uint64_t)rows * args->heads * args->splits * (args->value_dim + 2) * sizeof(float);
     snprintf(entry, sizeof entry, "attention_decode_%s_%d", gpu_kv_name(r->o->known.kv.format), a->head_dim);
     gpu_call c = gpu_call_begin(r, GPU_DECODE, 0, args, sizeof *args, entry);
     gpu_call_bind(&c, 1, gpu_view_at(r, &o->src), gpu_rows_bytes(rows, o->src.stride, o->src.cols));
     gpu_call_bind(&c, 2, r->o->scratch.partial, partial);
     gpu_bind_step(&c, 3);
     bind_kv(&c, SL_GPU_READ);
-    if (!gpu_call_end(&c, args->splits, (uint32_t)a->kv_heads, (uint32_t)rows, SL_ATTENTION_THREADS))
+    uint32_t tiles = gpu_ceil_div(a->heads / a->kv_heads, SL_DECODE_HEADS(a->head_dim));
+    if (!gpu_call_end(&c, args->splits, (uint32_t)a->kv_heads * tiles, (uint32_t)rows, SL_ATTENTION_THREADS))
         return false;
     c = gpu_call_begin(r, GPU_DECODE, result_bits(a), args, sizeof *args, "attention_combine");
     gpu_call_bind(&c, 1, r->o->scratch.partial, partial);
@@ -115,9 +123,15 @@ static bool attend_many(gpu_run *r, const op *o, const sl_attention_args *args) 
     const sl_attention *a = &o->u.attention.a;
     const sl_step_head *head = (const sl_step_head *)(const void *)r->o->scratch.step;
     int32_t rows = r->step->rows, pair = a->head_dim <= 128 && (a->heads / a->kv_heads) % 2 == 0 ? 2 : 1;
+    bool wide = a->value_dim || a->head_dim > 256;
     char entry[64];
-    snprintf(entry, sizeof entry, "attention_prefill_%s_%d_%d", gpu_kv_name(r->o->known.kv.format), a->head_dim, pair);
-    gpu_call c = gpu_call_begin(r, GPU_PREFILL, result_bits(a), args, sizeof *args, entry);
+    const char *kv = gpu_kv_name(r->o->known.kv.format);
+    if (wide)
+        snprintf(entry, sizeof entry, "attention_wide_%s_%d", kv, a->head_dim);
+    else
+        snprintf(entry, sizeof entry, "attention_prefill_%s_%d_%d", kv, a->head_dim, pair);
+    pair = wide ? 1 : pair;
+    gpu_call c = gpu_call_begin(r, wide ? GPU_WIDE : GPU_PREFILL, result_bits(a), args, sizeof *args, entry);
     gpu_call_bind(&c, 1, gpu_view_at(r, &o->src), gpu_rows_bytes(rows, o->src.stride, o->src.cols));
     gpu_call_bind(&c, 2, gpu_view_at(r, &o->dst), gpu_rows_bytes(rows, o->dst.stride, o->dst.cols));
     gpu_bind_step(&c, 3);

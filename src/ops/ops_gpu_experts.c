@@ -8,6 +8,36 @@ uint64_t gpu_table_bytes(const sl_moe *m) {
     return (uint64_t)m->experts * SL_PARTS * sizeof(uint64_t);
 }
 
+/* ---- an expert as kernels see it --------------------------------------------------------------------------------- */
+
+static bool alternates(const sl_moe *m, int proj) {
+    return m->alternating && proj != SL_PROJ_DOWN;
+}
+
+sl_matrix gpu_moe_matrix(const sl_moe *m, int proj) {
+    if (!alternates(m, proj))
+        return m->proj[proj];
+    sl_matrix whole = m->proj[SL_PROJ_GATE];
+    memset(whole.part, 0, sizeof whole.part);
+    return sl_matrix_every(&whole, proj == SL_PROJ_UP, 2);
+}
+
+gpu_part gpu_moe_part(const sl_moe *m, const sl_expert_view *v, int i) {
+    int proj = i / 3, part = i % 3, from = alternates(m, proj) ? SL_PROJ_GATE : proj;
+    uint64_t row = m->proj[from].row_bytes[part];
+    return (gpu_part){.base = row ? v->part[3 * from + part] : NULL,
+                      .bytes = sl_matrix_part_bytes(&m->proj[from], part),
+                      .skip = from != proj ? row : 0};
+}
+
+kernel_format gpu_moe_format(const sl_moe *m, int proj, uint32_t align) {
+    sl_matrix w = gpu_moe_matrix(m, proj);
+    uint64_t address[3];
+    for (int i = 0; i < 3; i++)
+        address[i] = align | (alternates(m, proj) && proj == SL_PROJ_UP ? m->proj[SL_PROJ_GATE].row_bytes[i] : 0);
+    return kernel_format_of(&w, address);
+}
+
 /* ---- a pass over what is ready ----------------------------------------------------------------------------------- */
 
 /* The number of the slab that span s lies in; -1: no room for another. */
@@ -28,21 +58,25 @@ bool gpu_pass_enter(gpu_pass *p, const sl_expert_view *v, bool *full) {
     int slabs = p->slabs;
     *full = false;
     for (int i = 0; i < SL_PARTS; i++) {
-        uint64_t bytes = sl_matrix_part_bytes(&p->x->m->proj[i / 3], i % 3);
-        if (!bytes || !v->part[i])
+        gpu_part part = gpu_moe_part(p->x->m, v, i);
+        if (!part.base)
             continue;
-        gpu_span s = gpu_span_of(r->o, v->part[i], bytes, r->err);
+        gpu_span s = gpu_span_of(r->o, part.base, part.bytes, r->err);
         int number = s.buffer ? slab_number(p, &s) : -1;
         if (number < 0) {
             *full = s.buffer != NULL;
             p->slabs = slabs;
             return false;
         }
-        entry[i] = (uint64_t)number << 56 | (s.offset + 1);
+        entry[i] = (uint64_t)number << 56 | (s.offset + part.skip + 1);
     }
     for (int proj = 0; proj < SL_PROJ_COUNT; proj++) {
-        const void *part[3] = {v->part[3 * proj], v->part[3 * proj + 1], v->part[3 * proj + 2]};
-        kernel_format f = gpu_format_of(&p->x->m->proj[proj], part);
+        const void *part[3];
+        for (int i = 0; i < 3; i++) {
+            gpu_part whole = gpu_moe_part(p->x->m, v, 3 * proj + i);
+            part[i] = whole.base ? whole.base + whole.skip : NULL;
+        }
+        kernel_format f = gpu_format_of(&p->x->proj[proj], part);
         if (p->format[proj].align == 0 || f.align < p->format[proj].align)
             p->format[proj] = f;
     }
@@ -55,7 +89,7 @@ static void bind_slabs(gpu_call *c, const gpu_pass *p) {
 }
 
 static sl_expert_args expert_args(const gpu_moe *x, int proj, int64_t x_stride, int64_t y_stride, bool per_pair) {
-    return (sl_expert_args){.w = gpu_weights_args(&x->m->proj[proj]),
+    return (sl_expert_args){.w = gpu_weights_args(&x->proj[proj]),
                             .x_stride = (uint64_t)x_stride,
                             .y_stride = (uint64_t)y_stride,
                             .experts = (uint32_t)x->m->experts,
@@ -73,7 +107,7 @@ static uint32_t bits_of(const gpu_moe *x, int proj) {
 static void bind_bias(gpu_call *c, int slot, const gpu_moe *x, int proj) {
     const sl_weight *w = &x->m->bias[proj];
     gpu_call_bind(c, slot, has_weight(w) ? gpu_at(x->r->o, w->buffer, w->offset[0]) : NULL,
-                  (uint64_t)x->m->experts * (uint64_t)x->m->proj[proj].rows * sizeof(float));
+                  (uint64_t)x->m->experts * (uint64_t)x->proj[proj].rows * sizeof(float));
 }
 
 static uint64_t pair_count(const gpu_moe *x) {
@@ -107,7 +141,7 @@ static bool few_gate_up(gpu_pass *p) {
     const float *src = gpu_view_at(x->r, &x->o->src);
     uint64_t src_bytes = gpu_rows_bytes(x->rows, x->o->src.stride, x->o->src.cols);
     float *inner = (float *)(void *)s->inner, *up = (float *)(void *)s->up;
-    if (!gpu_same_layout(&x->m->proj[SL_PROJ_GATE], &x->m->proj[SL_PROJ_UP]))
+    if (!gpu_same_layout(&x->proj[SL_PROJ_GATE], &x->proj[SL_PROJ_UP]))
         return few(p, SL_PROJ_GATE, src, x->o->src.stride, src_bytes, inner, x->inner, false) &&
                few(p, SL_PROJ_UP, src, x->o->src.stride, src_bytes, up, x->inner, false) &&
                gpu_silu_mul(x->r, inner, up, x->inner, x->inner, x->m->top_k, false, x->m);
@@ -132,7 +166,7 @@ static bool many(gpu_pass *p, int proj, float *to, int64_t to_stride, bool per_p
     gpu_moe *x = p->x;
     const gpu_scratch *s = &x->r->o->scratch;
     char entry[64];
-    uint64_t padded = sl_round_up((uint64_t)x->m->proj[proj].cols, SL_HALF_PAD);
+    uint64_t padded = sl_round_up((uint64_t)x->proj[proj].cols, SL_HALF_PAD);
     uint64_t from_rows = per_pair ? pair_count(x) : (uint64_t)x->rows;
     sl_expert_args a = expert_args(x, proj, (int64_t)padded, to_stride, per_pair);
     kernel_entry(entry, sizeof entry, "matmul_expert", &p->format[proj]);

@@ -53,6 +53,8 @@ static const char *const file_names[GPU_FILES] = {
     [GPU_PREPARE] = "attention_prepare.metal",
     [GPU_DECODE] = "attention_decode.metal",
     [GPU_PREFILL] = "attention_prefill.metal",
+    [GPU_WIDE] = "attention_wide.metal",
+    [GPU_HEADS] = "heads.metal",
     [GPU_MOE] = "moe.metal",
     [GPU_EXPERT] = "expert.metal",
     [GPU_DELTA] = "delta.metal",
@@ -69,6 +71,8 @@ static bool put_source(const sl_ops_gpu *o, gpu_file file, sl_buf *out, sl_error
     if (kv->head_dim)
         sl_buf_printf(out, "#define SL_ATTENTION_KV %s\n#define SL_ATTENTION_DIM %d\n", gpu_kv_name(kv->format),
                       kv->head_dim);
+    if (o->value_dim)
+        sl_buf_printf(out, "#define SL_ATTENTION_VALUES %d\n", o->value_dim);
     if (o->known.state.key_dim)
         sl_buf_printf(out, "#define SL_DELTA_KEY %d\n", o->known.state.key_dim);
     sl_buf_append(out, source, size);
@@ -99,6 +103,8 @@ static const uint32_t file_constants[GPU_FILES] = {
         1u << SL_FC_OUTS | 1u << SL_FC_NORM_Q | 1u << SL_FC_NORM_K | 1u << SL_FC_ROPE | 1u << SL_FC_INTERLEAVED,
     [GPU_DECODE] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
     [GPU_PREFILL] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
+    [GPU_WIDE] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
+    [GPU_HEADS] = 1u << SL_FC_OUTS,
     [GPU_MOE] = 1u << SL_FC_OUTS | 1u << SL_FC_SIGMOID | 1u << SL_FC_NORMALIZE | 1u << SL_FC_SELECT_BIAS |
                 1u << SL_FC_SHARED | 1u << SL_FC_SHARED_GATE | 1u << SL_FC_BY_LOGIT | 1u << SL_FC_GROUPS,
     [GPU_EXPERT] = 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES | 1u << SL_FC_BIAS | 1u << SL_FC_CLAMP,

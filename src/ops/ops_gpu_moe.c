@@ -251,12 +251,14 @@ bool gpu_check_combined(gpu_run *r) {
 }
 
 gpu_moe gpu_moe_of(gpu_run *r, const op *o) {
+    const sl_moe *m = &o->u.moe;
     return (gpu_moe){.r = r,
                      .o = o,
-                     .m = &o->u.moe,
+                     .m = m,
+                     .proj = {gpu_moe_matrix(m, 0), gpu_moe_matrix(m, 1), gpu_moe_matrix(m, 2)},
                      .rows = r->step->rows,
                      .hidden = o->dst.cols,
-                     .inner = (int32_t)o->u.moe.proj[SL_PROJ_GATE].rows,
+                     .inner = (int32_t)sl_moe_inner(m),
                      .chosen = r->o->scratch.chosen,
                      .status = r->o->scratch.status,
                      .many = r->step->rows >= GPU_MATMUL_ROWS};

@@ -26,6 +26,7 @@ gpu_phase gpu_phase_of(const op *o, gpu_phase now) {
     switch (o->kind) {
     case OP_LINEAR:
     case OP_GATE_UP:
+    case OP_HEAD_LINEAR:
         return GPU_PHASE_LINEAR;
     case OP_ATTENTION:
         return GPU_PHASE_ATTENTION;

@@ -21,11 +21,12 @@ static uint8_t *take(cursor *c, uint64_t bytes) {
 static uint64_t lay_out(const gpu_extent *e, uint8_t *base, gpu_scratch *s) {
     cursor c = {base, 0};
     uint64_t rows = (uint64_t)e->rows, pairs = rows * (uint64_t)e->top_k, f = sizeof(float);
-    uint64_t half_cols = sl_round_up((uint64_t)sl_max_i64(e->widest, e->inner), SL_HALF_PAD);
-    uint64_t half_rows = (uint64_t)sl_max_i64((int64_t)pairs, e->rows), inner = (uint64_t)e->inner;
+    uint64_t inner = (uint64_t)e->inner;
+    uint64_t row_halves = rows * sl_round_up((uint64_t)e->widest, SL_HALF_PAD);
+    uint64_t pair_halves = pairs * sl_round_up(inner, SL_HALF_PAD);
     s->step = take(&c, gpu_step_bytes(e->rows, STEP_PAGES, e->rows * e->delta_layers));
-    s->half = take(&c, half_rows * half_cols * 2);
-    s->unscale = take(&c, half_rows * f);
+    s->half = take(&c, (row_halves > pair_halves ? row_halves : pair_halves) * 2);
+    s->unscale = take(&c, (pairs > rows ? pairs : rows) * f);
     s->partial = take(&c, GPU_SPLITS * (uint64_t)e->heads * (uint64_t)(e->head_dim + 2) * f);
     s->cos_sin = take(&c, rows * (uint64_t)e->head_dim * f + 4);
     s->router = take(&c, rows * (uint64_t)e->experts * f);
@@ -57,7 +58,7 @@ static void measure_moe(gpu_extent *e, int64_t rows, int64_t hidden, const sl_mo
     widen(&e->experts, m->experts);
     widen(&e->top_k, m->top_k);
     widen(&e->tiles, rows * m->top_k / SL_MATMUL_TOKENS + m->experts);
-    widen(&e->inner, m->proj[SL_PROJ_GATE].rows);
+    widen(&e->inner, sl_moe_inner(m));
     widen(&e->hidden, hidden);
     widen(&e->widest, hidden);
     widen(&e->shared, m->shared[SL_PROJ_GATE].matrix.rows);
@@ -66,7 +67,8 @@ static void measure_moe(gpu_extent *e, int64_t rows, int64_t hidden, const sl_mo
 
 static void measure_op(gpu_extent *e, const sl_program *p, const op *o) {
     const sl_attention *a = &o->u.attention.a;
-    widen(&e->widest, o->src.cols);
+    if (o->kind == OP_LINEAR || o->kind == OP_GATE_UP || o->kind == OP_LOGITS) /* what may become half */
+        widen(&e->widest, o->src.cols);
     if (o->kind == OP_GATE_UP)
         widen(&e->shared, o->dst.stride);
     else if (o->kind == OP_MOE)

@@ -120,9 +120,17 @@ static void compare(const char *name) {
 }
 
 static void every_architecture_runs_on_a_device(void **state) {
-    static const char *const names[] = {
-        "qwen3_moe-mlx4", "qwen3_5_moe", "qwen3_5_moe-gguf/model.gguf", "qwen3_next-gguf-q8/model.gguf",
-        "glm4_moe",       "minimax_m2",  "gpt_oss-gguf/model.gguf"};
+    static const char *const names[] = {"qwen3_moe-mlx4",
+                                        "qwen3_5_moe",
+                                        "qwen3_5_moe-gguf/model.gguf",
+                                        "qwen3_next-gguf-q8/model.gguf",
+                                        "glm4_moe",
+                                        "minimax_m2",
+                                        "gpt_oss-gguf/model.gguf",
+                                        "gpt_oss",
+                                        "deepseek_v3",
+                                        "deepseek_v3-gguf/model.gguf",
+                                        "qwen3_5_moe-odd"};
     for (size_t i = 0; i < SL_COUNT(names); i++)
         compare(names[i]);
 }

@@ -92,7 +92,8 @@ COMPARED(float)
     T simd_max(T x);                                                                                                   \
     T simd_min(T x);                                                                                                   \
     T simd_broadcast_first(T x);                                                                                       \
-    T simd_shuffle_xor(T x, ushort mask);
+    T simd_shuffle_xor(T x, ushort mask);                                                                              \
+    T simd_shuffle(T x, ushort lane);
 LANES(int)
 LANES(uint)
 LANES(float)

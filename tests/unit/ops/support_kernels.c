@@ -276,6 +276,9 @@ static void set_scales(rng *r, sl_format_id f, uint8_t *block) {
     case SL_TQ2_0:
         put_half(block + 64, d);
         return;
+    case SL_TQ1_0:
+        put_half(block + 52, d);
+        return;
     case SL_IQ4_NL:
         d *= 0.05f;
         break;

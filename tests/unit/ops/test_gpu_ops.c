@@ -1,5 +1,6 @@
 /* Single operations with the kernels on the software device beside the CPU's exact mode: the same operands, random and
  * odd, in both. */
+#include "kernels/args.h"
 #include "support_ops.h"
 
 #include <dirent.h>
@@ -54,6 +55,7 @@ typedef struct attention_case {
     bool gate, sinks;
     int32_t rows, position, pages; /* pages: that there are; the sequence's lie among them in no order */
     double limit;
+    int32_t values; /* > 0: the first dimensions of the keys, in pages of one plane; rotated is what lies behind */
 } attention_case;
 
 typedef struct attention_twin {
@@ -74,7 +76,8 @@ static void fill_block(rng *r, const sl_kv_layout *l, uint8_t *block) {
 static void make_kv(attention_twin *t, rng *r, const attention_case *c) {
     enum { SLAB = 1 << 20 };
     sl_error err = {0};
-    t->kv = (sl_kv_layout){.format = c->kv, .layers = 2, .kv_heads = c->kv_heads, .head_dim = c->dim};
+    t->kv = (sl_kv_layout){
+        .format = c->kv, .layers = 2, .kv_heads = c->kv_heads, .head_dim = c->dim, .planes = c->values ? 1 : 2};
     assert_true(sl_kv_layout_init(&t->kv, SLAB, &err));
     sl_ops_set_kv(t->g.ops, &t->kv);
     for (int32_t b = 0; b < c->pages; b += t->kv.blocks_per_slab) {
@@ -99,21 +102,27 @@ static void make_attention(attention_twin *t, const attention_case *c) {
     gate.offset += (uint64_t)c->dim * sizeof(float); /* [q | gate] per head where heads are that far apart */
     sl_view k = random_view(g, &r, c->rows, c->kv_heads * c->dim, 1, 1);
     sl_view v = random_view(g, &r, c->rows, c->kv_heads * c->dim, 2, 1);
-    t->dst = rig_view(g, SL_ROWS_ALL, c->rows, c->heads * c->dim, 5);
+    t->dst = rig_view(g, SL_ROWS_ALL, c->rows, c->heads * (c->values ? c->values : c->dim), 5);
+    float inv_freq[SL_ATTENTION_DIM_MAX / 2];
+    for (int32_t i = 0; i < (c->dim - c->values) / 2; i++)
+        inv_freq[i] = powf(10000, -2.0f * (float)i / (float)c->dim);
     sl_attention a = {.layer = 1,
                       .heads = c->heads,
                       .kv_heads = c->kv_heads,
                       .head_dim = c->dim,
                       .scale = 1 / sqrtf((float)c->dim),
                       .head_stride = c->apart ? stride : 0,
-                      .window = c->window};
+                      .window = c->window,
+                      .value_dim = c->values};
+    if (c->values)
+        a.rope = (sl_rope){.first = c->values, .dims = c->dim - c->values, .inv_freq = inv_freq, .scale = 1};
     if (c->gate)
         a.gate = gate;
     if (c->sinks)
         a.sinks = rig_vector(g, &r, c->heads);
     make_kv(t, &r, c);
     t->p = sl_program_new(g->ops, c->rows, 1, &err);
-    sl_op_attention(t->p, t->dst, q, k, v, &a);
+    sl_op_attention(t->p, t->dst, q, k, c->values ? (sl_view){0} : v, &a);
     if (!sl_program_end(t->p, &err))
         fail_msg("%s", err.message);
 }
@@ -166,6 +175,12 @@ static void attention_is_the_cpus(void **state) {
         {SL_KV_F16, 4, 2, 80, .rows = 2, .position = 62, .pages = 2, .window = 9, .sinks = true, .limit = 1e-4},
         {SL_KV_F16, 4, 2, 80, .rows = 18, .position = 62, .pages = 2, .window = 9, .sinks = true, .limit = 4e-3},
         {SL_KV_F16, 3, 1, 192, .rows = 17, .position = 5, .pages = 2, .limit = 4e-3},
+        {SL_KV_F16, 2, 1, 24, .rows = 1, .position = 70, .pages = 2, .limit = 1e-4},
+        {SL_KV_F16, 2, 1, 24, .rows = 17, .position = 70, .pages = 2, .limit = 4e-3},
+        {SL_KV_F16, 9, 1, 576, .rows = 2, .position = 530, .pages = 10, .values = 512, .limit = 1e-4},
+        {SL_KV_F16, 2, 1, 576, .rows = 18, .position = 60, .pages = 3, .values = 512, .limit = 4e-3},
+        {SL_KV_F16, 2, 1, 288, .rows = 2, .position = 5, .pages = 1, .gate = true, .apart = 288, .limit = 1e-4},
+        {SL_KV_F16, 2, 1, 288, .rows = 18, .position = 5, .pages = 1, .gate = true, .apart = 288, .limit = 4e-3},
     };
     for (size_t i = 0; i < SL_COUNT(cases); i++)
         compare_attention(&cases[i]);

@@ -1,4 +1,4 @@
-/* Attention on the soft device, its three kernel files: what is appended to the pages and how q and k are changed
+/* Attention on the soft device, its four kernel files: what is appended to the pages and how q and k are changed
  * against the CPU's operations; decode (split and combined) and prefill against float64 over the pages' own values.
  * Sequences share slabs, their blocks are in no order, and memory behind the last token is NaN. */
 #include "support_kernels.h"
@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 static const uint64_t seed = 1234567;
-static kernels prepare, decode, prefill;
+static kernels prepare, decode, prefill, wide;
 
 enum { LAYERS = 2, LAYER = 1, PER_SLAB = 3 };
 
@@ -26,6 +26,7 @@ typedef struct shape {
     int32_t seqs, rows[3], position[3]; /* of the first row of each sequence */
     int32_t window, apart;              /* apart: what lies between two heads of q, and of the gate */
     bool gate, sinks;
+    int32_t values; /* > 0: they are the first dimensions of the keys, and pages have one plane */
 } shape;
 
 /* Operands of one step over paged memory. */
@@ -34,12 +35,16 @@ typedef struct attention {
     sl_kv_layout layout;
     int32_t rows, pages_per_seq, slabs;
     int32_t *pages, seq[96], position[96];
-    uint8_t *slab[4];
+    uint8_t *slab[8];
     uint64_t slab_bytes;
     kernel_step step;
     float *q, *gate, *sinks;
     size_t q_count;
 } attention;
+
+static int32_t value_dim(const shape *s) {
+    return s->values ? s->values : s->dim;
+}
 
 static int32_t stride_of(const attention *a) {
     return a->s.dim + a->s.apart;
@@ -47,7 +52,11 @@ static int32_t stride_of(const attention *a) {
 
 static void lay_out(attention *a) {
     sl_kv_layout *l = &a->layout;
-    *l = (sl_kv_layout){.format = a->s.kv, .layers = LAYERS, .kv_heads = a->s.kv_heads, .head_dim = a->s.dim};
+    *l = (sl_kv_layout){.format = a->s.kv,
+                        .layers = LAYERS,
+                        .kv_heads = a->s.kv_heads,
+                        .head_dim = a->s.dim,
+                        .planes = a->s.values ? 1 : 2};
     assert_true(sl_kv_layout_init(l, 1 << 26, NULL));
     l->blocks_per_slab = PER_SLAB;
     a->slab_bytes = l->block_bytes * PER_SLAB;
@@ -56,7 +65,7 @@ static void lay_out(attention *a) {
 static uint8_t *page_of(const attention *a, int32_t seq, int32_t page, int32_t head, int plane) {
     int32_t block = a->pages[seq * a->pages_per_seq + page];
     return a->slab[block / PER_SLAB] + (uint64_t)(block % PER_SLAB) * a->layout.block_bytes +
-           (uint64_t)(LAYER * 2 + plane) * a->layout.plane_bytes +
+           (uint64_t)(LAYER * a->layout.planes + plane) * a->layout.plane_bytes +
            (uint64_t)head * SL_KV_PAGE_TOKENS * a->layout.head_bytes;
 }
 
@@ -66,7 +75,7 @@ static cpu_kv_type cpu_type(sl_kv_format f) {
 
 static void store_token(const attention *a, rng *r, int32_t seq, int32_t position) {
     float *x = kernel_floats(r, (size_t)a->s.dim, 1);
-    for (int plane = 0; plane < 2; plane++)
+    for (int plane = 0; plane < a->layout.planes; plane++)
         for (int32_t h = 0; h < a->s.kv_heads; h++) {
             for (int32_t d = 0; d < a->s.dim; d++)
                 x[d] = rng_normal(r);
@@ -135,7 +144,7 @@ static sl_attention_args args_of(const attention *a) {
                                .k_stride = kv,
                                .v_stride = kv,
                                .gate_stride = q,
-                               .dst_stride = (uint64_t)(a->s.heads * a->s.dim),
+                               .dst_stride = (uint64_t)(a->s.heads * value_dim(&a->s)),
                                .window = (uint32_t)a->s.window,
                                .head_bytes = a->layout.head_bytes,
                                .plane_bytes = a->layout.plane_bytes,
@@ -146,7 +155,9 @@ static sl_attention_args args_of(const attention *a) {
                                .head_stride = (uint32_t)stride_of(a),
                                .scale = 1 / sqrtf((float)a->s.dim),
                                .eps = 1e-6f,
-                               .rope_scale = 1};
+                               .rope_scale = 1,
+                               .planes = (uint32_t)a->layout.planes,
+                               .value_dim = (uint32_t)value_dim(&a->s)};
 }
 
 static size_t bind_slabs(kernel_binding *b, const attention *a, bool written) {
@@ -193,7 +204,8 @@ static const uint8_t *token_at(const attention *a, int32_t seq, int32_t t, int32
 
 /* out[d] and *size, the root of the sum of squares that its rounding errors are measured by, at least */
 static void attend(const attention *a, int32_t row, int32_t head, double *out, double *size) {
-    int32_t n = a->position[row] + 1, dim = a->s.dim, kv = head / (a->s.heads / a->s.kv_heads);
+    int32_t n = a->position[row] + 1, dim = a->s.dim, values = value_dim(&a->s);
+    int32_t kv = head / (a->s.heads / a->s.kv_heads), plane = a->layout.planes - 1;
     int32_t first = a->s.window && n > a->s.window ? n - a->s.window : 0;
     double *p = calloc((size_t)n, 8), max = a->s.sinks ? a->sinks[head] : -1e300, sum = 0, scale = args_of(a).scale;
     const float *q = a->q + (row * a->s.heads + head) * stride_of(a), *gate = a->gate + (q - a->q);
@@ -208,24 +220,25 @@ static void attend(const attention *a, int32_t row, int32_t head, double *out, d
         sum += p[t] = exp(p[t] - max);
     sum += a->s.sinks ? exp(a->sinks[head] - max) : 0;
     *size = 0;
-    for (int32_t d = 0; d < dim; d++) {
+    for (int32_t d = 0; d < values; d++) {
         out[d] = 0;
         for (int32_t t = first; t < n; t++)
-            out[d] += p[t] / sum * kv_value(a, token_at(a, a->seq[row], t, kv, 1), d);
+            out[d] += p[t] / sum * kv_value(a, token_at(a, a->seq[row], t, kv, plane), d);
         out[d] *= a->s.gate ? 1 / (1 + exp(-gate[d])) : 1;
-        *size += out[d] * out[d] / dim;
+        *size += out[d] * out[d] / values;
     }
     *size = sqrt(*size);
     free(p);
 }
 
 static double worst_error(const attention *a, const float *dst) {
-    double out[256], size, worst = 0;
+    double out[SL_ATTENTION_DIM_MAX], size, worst = 0;
+    int32_t values = value_dim(&a->s);
     for (int32_t row = 0; row < a->rows; row++)
         for (int32_t h = 0; h < a->s.heads; h++) {
             attend(a, row, h, out, &size);
-            for (int32_t d = 0; d < a->s.dim; d++) {
-                double e = fabs(dst[(row * a->s.heads + h) * a->s.dim + d] - out[d]) / size;
+            for (int32_t d = 0; d < values; d++) {
+                double e = fabs(dst[(row * a->s.heads + h) * values + d] - out[d]) / size;
                 worst = e <= worst ? worst : e;
             }
         }
@@ -237,11 +250,17 @@ static void forget_keys(const attention *a, int32_t keep_from) {
     for (int32_t seq = 0; seq < a->s.seqs; seq++)
         for (int32_t t = 0; t < keep_from && a->s.window; t++)
             for (int32_t h = 0; h < a->s.kv_heads; h++)
-                for (int plane = 0; plane < 2; plane++)
+                for (int plane = 0; plane < a->layout.planes; plane++)
                     memset((uint8_t *)token_at(a, seq, t, h, plane), 0xff, a->layout.head_bytes);
 }
 
 /* ---- decode ------------------------------------------------------------------------------------------------------ */
+
+/* Threadgroups that a kv head's query heads are dealt to. */
+static int32_t decode_tiles(const shape *s) {
+    int32_t at_once = SL_DECODE_HEADS(s->dim);
+    return (s->heads / s->kv_heads + at_once - 1) / at_once;
+}
 
 static void run_decode(kernels *with, rng *r, const shape *s, float magnitude) {
     attention a = attention_new(r, s, true, magnitude);
@@ -249,21 +268,22 @@ static void run_decode(kernels *with, rng *r, const shape *s, float magnitude) {
         forget_keys(&a, (s->position[0] + 1 - s->window) / 32 * 32);
     sl_attention_args args = args_of(&a);
     args.splits = (uint32_t)(a.pages_per_seq * 64 / SL_ATTENTION_SPLIT + 1);
-    size_t n = (size_t)(a.rows * s->heads * s->dim),
-           partials = (size_t)(a.rows * s->heads) * args.splits * (size_t)(s->dim + 2);
+    size_t n = (size_t)(a.rows * s->heads * value_dim(s)),
+           partials = (size_t)(a.rows * s->heads) * args.splits * (size_t)(value_dim(s) + 2);
     float *partial = kernel_poison(partials), *dst = kernel_poison(n);
-    kernel_binding b[10] = {in(0, &args, sizeof args), in(1, a.q, a.q_count * 4), out(2, partial, partials * 4),
+    kernel_binding b[14] = {in(0, &args, sizeof args), in(1, a.q, a.q_count * 4), out(2, partial, partials * 4),
                             in(3, a.step.words, a.step.bytes)};
     size_t count = 4 + bind_slabs(b + 4, &a, false);
     sl_gpu_constant constants[2];
     char entry[64];
     snprintf(entry, sizeof entry, "attention_decode_%s_%d", kv_names[s->kv], s->dim);
-    kernels_run(with, &(kernel_call){.entry = entry,
-                                     .groups = {args.splits, (uint32_t)s->kv_heads, (uint32_t)a.rows + 1},
-                                     .threads = {SL_ATTENTION_THREADS, 1, 1},
-                                     .bindings = b,
-                                     .count = count,
-                                     .slabs = true});
+    kernels_run(with,
+                &(kernel_call){.entry = entry,
+                               .groups = {args.splits, (uint32_t)(s->kv_heads * decode_tiles(s)), (uint32_t)a.rows + 1},
+                               .threads = {SL_ATTENTION_THREADS, 1, 1},
+                               .bindings = b,
+                               .count = count,
+                               .slabs = true});
     kernel_binding c[6] = {in(0, &args, sizeof args), in(1, partial, partials * 4), out(2, dst, n * 4),
                            in(3, a.step.words, a.step.bytes)};
     kernels_run(with, &(kernel_call){.entry = "attention_combine",
@@ -303,6 +323,9 @@ static void decode_is_float64s(void **state) {
         {SL_KV_F16, 2, 1, 64, 1, {1}, {40}, .window = 40},  /* all but the first token */
         {SL_KV_F16, 2, 1, 64, 1, {1}, {39}, .window = 40},
         {SL_KV_F16, 2, 1, 64, 1, {1}, {20}, .window = 500},
+        {SL_KV_F16, 9, 1, 576, 2, {1, 1}, {70, 530}, .values = 512}, /* one latent for heads in two tiles, two splits */
+        {SL_KV_Q8_0, 3, 1, 576, 1, {2}, {40}, .values = 512, .apart = 4},
+        {SL_KV_F32, 2, 1, 576, 1, {1}, {33}, .values = 512, .sinks = true, .window = 20},
     };
     rng r = {seed};
     for (size_t i = 0; i < SL_COUNT(shapes); i++)
@@ -312,28 +335,33 @@ static void decode_is_float64s(void **state) {
 static void decode_of_a_million_stays_finite(void **state) {
     rng r = {seed + 1};
     run_decode(&decode, &r, &(shape){SL_KV_F16, 4, 2, 64, 1, {1}, {70}, .window = 0}, 1e6f);
+    run_decode(&decode, &r, &(shape){SL_KV_F16, 2, 1, 576, 1, {1}, {70}, .values = 512}, 1e6f);
 }
 
 /* ---- prefill ----------------------------------------------------------------------------------------------------- */
 
+/* at_once 0: the kernel of wide heads and of values within the keys. */
 static void run_prefill(kernels *with, rng *r, const shape *s, int32_t at_once, float magnitude) {
     attention a = attention_new(r, s, true, magnitude);
     if (s->seqs == 1)
         forget_keys(&a, (s->position[0] + 1 - s->window) / 32 * 32);
     sl_attention_args args = args_of(&a);
-    size_t n = (size_t)(a.rows * s->heads * s->dim);
+    size_t n = (size_t)(a.rows * s->heads * value_dim(s));
     float *dst = kernel_poison(n);
-    kernel_binding b[12] = {in(0, &args, sizeof args), in(1, a.q, a.q_count * 4), out(2, dst, n * 4),
+    kernel_binding b[18] = {in(0, &args, sizeof args), in(1, a.q, a.q_count * 4), out(2, dst, n * 4),
                             in(3, a.step.words, a.step.bytes)};
     size_t count = 4 + bind_result(b + 4, &a);
     count += bind_slabs(b + count, &a, false);
     sl_gpu_constant constants[2];
     char entry[64];
-    snprintf(entry, sizeof entry, "attention_prefill_%s_%d_%d", kv_names[s->kv], s->dim, at_once);
+    if (at_once)
+        snprintf(entry, sizeof entry, "attention_prefill_%s_%d_%d", kv_names[s->kv], s->dim, at_once);
+    else
+        snprintf(entry, sizeof entry, "attention_wide_%s_%d", kv_names[s->kv], s->dim);
     kernels_run(with, &(kernel_call){.entry = entry,
                                      .constants = constants,
                                      .constant_count = result_constants(constants, &a),
-                                     .groups = {(uint32_t)(s->heads / at_once), (uint32_t)a.rows, 1},
+                                     .groups = {(uint32_t)(s->heads / (at_once ? at_once : 1)), (uint32_t)a.rows, 1},
                                      .threads = {SL_ATTENTION_THREADS, 1, 1},
                                      .bindings = b,
                                      .count = count,
@@ -343,7 +371,7 @@ static void run_prefill(kernels *with, rng *r, const shape *s, int32_t at_once, 
     for (size_t i = 0; i < n; i++)
         assert_true(isfinite(dst[i]));
     if (magnitude == 1)
-        kernels_result(with, entry, e, 2e-3);
+        kernels_result(with, entry, e, s->kv == SL_KV_F32 ? 3e-3 : 2e-3); /* of which keys and values become half */
     free(dst);
     attention_free(&a);
 }
@@ -376,15 +404,32 @@ static void prefill_is_float64s(void **state) {
 static void prefill_of_a_million_stays_finite(void **state) {
     rng r = {seed + 3};
     run_prefill(&prefill, &r, &(shape){SL_KV_F16, 2, 1, 64, 1, {5}, {40}, .window = 0}, 2, 1e6f);
+    run_prefill(&wide, &r, &(shape){SL_KV_F16, 2, 1, 576, 1, {5}, {40}, .values = 512}, 0, 1e6f);
+}
+
+static void prefill_over_a_latent_is_float64s(void **state) {
+    static const shape shapes[] = {
+        {SL_KV_F16, 2, 1, 576, 1, {1}, {0}, .values = 512},
+        {SL_KV_F16, 3, 1, 576, 2, {18, 5}, {0, 60}, .values = 512},
+        {SL_KV_Q8_0, 1, 1, 576, 1, {9}, {30}, .values = 512, .apart = 8},
+        {SL_KV_F32, 1, 1, 576, 1, {17}, {47}, .values = 512, .sinks = true},
+        {SL_KV_F16, 1, 1, 576, 1, {19}, {95}, .values = 512, .window = 3}, /* rows that see no key of a step */
+        {SL_KV_F16, 1, 1, 576, 1, {16}, {48}, .values = 512, .window = 1},
+        {SL_KV_F16, 1, 1, 576, 1, {6}, {90}, .values = 512, .window = 40},
+    };
+    rng r = {seed + 6};
+    for (size_t i = 0; i < SL_COUNT(shapes); i++)
+        run_prefill(&wide, &r, &shapes[i], 0, 1);
 }
 
 /* ---- what comes before ------------------------------------------------------------------------------------------- */
 
 typedef struct prepare_case {
     shape s;
-    int32_t dims; /* rotated */
+    int32_t dims; /* rotated, from `first` on */
     bool interleaved, norm;
     float scale;
+    int32_t first;
 } prepare_case;
 
 static void make_table(const attention *a, const prepare_case *c, const float *inv_freq, float *cos_sin) {
@@ -414,7 +459,7 @@ static void prepared(float *x, const prepare_case *c, const float *norm, const f
     if (norm)
         cpu_ops_get("scalar")->rms_norm(x, x, norm, c->s.dim, 1e-6f);
     if (c->dims)
-        cpu_ops_get("scalar")->rope(x, c->dims, c->interleaved, cos_sin, cos_sin + c->dims / 2);
+        cpu_ops_get("scalar")->rope(x + c->first, c->dims, c->interleaved, cos_sin, cos_sin + c->dims / 2);
 }
 
 static double head_error(const float *got, const float *ref, int32_t n) {
@@ -430,10 +475,10 @@ static double head_error(const float *got, const float *ref, int32_t n) {
 
 /* The page holds what the kernel left in k, and v, as the CPU stores them. */
 static void check_pages(const attention *a, const float *k, const float *v) {
-    uint8_t stored[1024];
+    uint8_t stored[4 * SL_ATTENTION_DIM_MAX];
     for (int32_t row = 0; row < a->rows; row++)
         for (int32_t h = 0; h < a->s.kv_heads; h++)
-            for (int plane = 0; plane < 2; plane++) {
+            for (int plane = 0; plane < a->layout.planes; plane++) {
                 const float *x = (plane ? v : k) + (row * a->s.kv_heads + h) * a->s.dim;
                 cpu_ops_get("scalar")->kv_store(stored, x, a->s.dim, cpu_type(a->s.kv));
                 assert_memory_equal(token_at(a, a->seq[row], a->position[row], h, plane), stored, a->layout.head_bytes);
@@ -455,7 +500,8 @@ static void run_prepare(rng *r, const prepare_case *c) {
         make_table(&a, c, inv_freq, cos_sin);
     sl_attention_args args = args_of(&a);
     args.rope_dims = (uint32_t)c->dims;
-    kernel_binding b[12] = {in(0, &args, sizeof args),
+    args.rope_first = (uint32_t)c->first;
+    kernel_binding b[18] = {in(0, &args, sizeof args),
                             out(1, a.q, nq * 4),
                             out(2, k, nk * 4),
                             in(3, v, nk * 4),
@@ -475,14 +521,15 @@ static void run_prepare(rng *r, const prepare_case *c) {
         constants[m++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_INTERLEAVED);
     char entry[64];
     snprintf(entry, sizeof entry, "attention_prepare_%s", kv_names[s->kv]);
-    kernels_run(&prepare, &(kernel_call){.entry = entry,
-                                         .groups = {(uint32_t)(s->heads + 2 * s->kv_heads), (uint32_t)a.rows + 1, 1},
-                                         .threads = {32, 1, 1},
-                                         .bindings = b,
-                                         .count = count,
-                                         .constants = constants,
-                                         .constant_count = m,
-                                         .slabs = true});
+    kernels_run(&prepare, &(kernel_call){
+                              .entry = entry,
+                              .groups = {(uint32_t)(s->heads + a.layout.planes * s->kv_heads), (uint32_t)a.rows + 1, 1},
+                              .threads = {32, 1, 1},
+                              .bindings = b,
+                              .count = count,
+                              .constants = constants,
+                              .constant_count = m,
+                              .slabs = true});
     double worst = 0;
     for (int32_t row = 0; row < a.rows; row++)
         for (int32_t h = 0; h < s->heads + s->kv_heads; h++) {
@@ -508,18 +555,26 @@ static void run_prepare(rng *r, const prepare_case *c) {
 
 static void heads_are_prepared_as_the_cpus(void **state) {
     static const prepare_case cases[] = {
-        {{SL_KV_F16, 4, 2, 64, 2, {3, 1}, {62, 7}, .window = 0}, 64, false, true, 1},
-        {{SL_KV_F16, 2, 1, 128, 1, {2}, {100}, .window = 0}, 128, true, false, 1.5f},
-        {{SL_KV_F16, 4, 2, 64, 2, {2, 1}, {2, 7}, .apart = 64}, 64, false, true, 1},
+        {{SL_KV_F16, 4, 2, 64, 2, {3, 1}, {62, 7}, .window = 0}, 64, false, true, .scale = 1},
+        {{SL_KV_F16, 2, 1, 128, 1, {2}, {100}, .window = 0}, 128, true, false, .scale = 1.5f},
+        {{SL_KV_F16, 4, 2, 64, 2, {2, 1}, {2, 7}, .apart = 64}, 64, false, true, .scale = 1},
         {{SL_KV_F16, 3, 1, 80, 1, {2}, {1}, .window = 0},
          30,
          false,
          true,
-         1}, /* partial, a head of no multiple of 32 */
-        {{SL_KV_F16, 2, 2, 256, 1, {1}, {63}, .window = 0}, 64, true, true, 1},
-        {{SL_KV_F32, 2, 2, 64, 1, {2}, {63}, .window = 0}, 32, false, false, 1},
-        {{SL_KV_Q8_0, 2, 1, 64, 1, {3}, {0}, .window = 0}, 64, false, true, 1},
-        {{SL_KV_Q8_0, 2, 1, 128, 1, {1}, {65}, .window = 0}, 0, false, false, 1},
+         .scale = 1}, /* partial, a head of no multiple of 32 */
+        {{SL_KV_F16, 2, 2, 256, 1, {1}, {63}, .window = 0}, 64, true, true, .scale = 1},
+        {{SL_KV_F32, 2, 2, 64, 1, {2}, {63}, .window = 0}, 32, false, false, .scale = 1},
+        {{SL_KV_Q8_0, 2, 1, 64, 1, {3}, {0}, .window = 0}, 64, false, true, .scale = 1},
+        {{SL_KV_Q8_0, 2, 1, 128, 1, {1}, {65}, .window = 0}, 0, false, false, .scale = 1},
+        {{SL_KV_F16, 5, 1, 576, 2, {2, 1}, {62, 5}, .values = 512},
+         64,
+         true,
+         false,
+         .scale = 1,
+         .first = 512}, /* the end of a head */
+        {{SL_KV_F16, 3, 2, 72, 1, {2}, {9}, .apart = 2}, 26, false, true, .scale = 1, .first = 30}, /* its middle,
+                                                                                                       normed */
     };
     rng r = {seed + 4};
     for (size_t i = 0; i < SL_COUNT(cases); i++)
@@ -529,25 +584,36 @@ static void heads_are_prepared_as_the_cpus(void **state) {
 /* ---- heads of other sizes: libraries of their own, as the engine makes them ---------------------------------------
  */
 
-static void heads_of_any_multiple_of_16_are_float64s(void **state) {
+static void heads_of_any_multiple_of_4_are_float64s(void **state) {
     static const shape shapes[] = {
         {SL_KV_F16, 4, 2, 80, 1, {3}, {62}, .window = 0},
         {SL_KV_Q8_0, 3, 1, 96, 2, {2, 1}, {40, 5}, .gate = true, .apart = 96},
         {SL_KV_F16, 2, 1, 192, 1, {2}, {70}, .window = 20, .sinks = true},
         {SL_KV_F32, 1, 1, 16, 1, {2}, {33}, .window = 0},
+        {SL_KV_F16, 6, 2, 24, 2, {1, 3}, {70, 4}, .gate = true, .apart = 24},
+        {SL_KV_F16, 2, 1, 100, 1, {5}, {31}, .sinks = true},
+        {SL_KV_F16, 5, 1, 48, 1, {3}, {61}, .values = 32},
+        {SL_KV_F32, 9, 1, 44, 2, {2, 17}, {20, 33}, .values = 20, .window = 9},
+        {SL_KV_F16, 3, 1, 320, 1, {4}, {66}, .gate = true, .sinks = true, .apart = 8}, /* wide, of two planes */
+        {SL_KV_F16, 1, 1, 576, 1, {2}, {20}, .window = 0},
     };
     rng r = {seed + 5};
     for (size_t i = 0; i < SL_COUNT(shapes); i++) {
         const shape *s = &shapes[i];
-        char defines[96];
+        char defines[128];
         kernels few, many;
         snprintf(defines, sizeof defines, "#define SL_ATTENTION_KV %s\n#define SL_ATTENTION_DIM %d\n", kv_names[s->kv],
                  s->dim);
-        assert_true(kernels_open_with(&few, "attention_decode.metal", NULL, 0, defines) &&
-                    kernels_open_with(&many, "attention_prefill.metal", NULL, 0, defines));
+        if (s->values)
+            snprintf(defines + strlen(defines), sizeof defines - strlen(defines), "#define SL_ATTENTION_VALUES %d\n",
+                     s->values);
+        bool whole = !s->values && s->dim <= 256;
+        assert_true(
+            kernels_open_with(&few, "attention_decode.metal", NULL, 0, defines) &&
+            kernels_open_with(&many, whole ? "attention_prefill.metal" : "attention_wide.metal", NULL, 0, defines));
         run_decode(&few, &r, s, 1);
-        run_prefill(&many, &r, s, 1, 1);
-        if (s->dim <= 128 && s->heads % (2 * s->kv_heads) == 0)
+        run_prefill(&many, &r, s, whole, 1);
+        if (whole && s->dim <= 128 && s->heads % (2 * s->kv_heads) == 0)
             run_prefill(&many, &r, s, 2, 1);
         kernels_close(&few);
         kernels_close(&many);
@@ -557,16 +623,19 @@ static void heads_of_any_multiple_of_16_are_float64s(void **state) {
 int main(void) {
     if (!kernels_open(&prepare, "attention_prepare.metal", NULL, 0) ||
         !kernels_open(&decode, "attention_decode.metal", NULL, 0) ||
-        !kernels_open(&prefill, "attention_prefill.metal", NULL, 0))
+        !kernels_open(&prefill, "attention_prefill.metal", NULL, 0) ||
+        !kernels_open(&wide, "attention_wide.metal", NULL, 0))
         return 77;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(heads_are_prepared_as_the_cpus),    cmocka_unit_test(decode_is_float64s),
-        cmocka_unit_test(decode_of_a_million_stays_finite),  cmocka_unit_test(prefill_is_float64s),
-        cmocka_unit_test(prefill_of_a_million_stays_finite), cmocka_unit_test(heads_of_any_multiple_of_16_are_float64s),
+        cmocka_unit_test(heads_are_prepared_as_the_cpus),          cmocka_unit_test(decode_is_float64s),
+        cmocka_unit_test(decode_of_a_million_stays_finite),        cmocka_unit_test(prefill_is_float64s),
+        cmocka_unit_test(prefill_of_a_million_stays_finite),       cmocka_unit_test(prefill_over_a_latent_is_float64s),
+        cmocka_unit_test(heads_of_any_multiple_of_4_are_float64s),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     kernels_close(&prepare);
     kernels_close(&decode);
     kernels_close(&prefill);
+    kernels_close(&wide);
     return failed;
 }

@@ -25,6 +25,7 @@ static const kernel_variant variants[] = {
     {SL_Q3_K, 0, 0, 2},          {SL_IQ4_XS, 0, 0, 4},
     {SL_MXFP4_SPLIT, 0, 0, 4},   {SL_FP8, 128, SL_F32, 4},
     {SL_NVFP4, 0, 0, 4},         {SL_IQ3_S, 0, 0, 2},
+    {SL_TQ1_0, 0, 0, 2},
 };
 
 /* Half rows with their scales, made here as to_half makes them. */

@@ -38,7 +38,7 @@ static const kernel_variant variants[] = {
     {SL_IQ2_XXS, 0, 0, 2},        {SL_IQ2_XS, 0, 0, 2},
     {SL_IQ2_S, 0, 0, 1},          {SL_IQ3_XXS, 0, 0, 2},
     {SL_IQ3_S, 0, 0, 2},          {SL_IQ1_S, 0, 0, 2},
-    {SL_IQ1_M, 0, 0, 1},
+    {SL_IQ1_M, 0, 0, 1},          {SL_TQ1_0, 0, 0, 2},
 };
 
 typedef struct matvec_case {

@@ -169,10 +169,23 @@ static bool is_constructor(const tr *m, const function *f) {
            (f->name + 1 == f->open || list);
 }
 
+/* A template's head without defaults, which only one of its declarations may say. */
+static void head_key(const tr *m, msl_range head, sl_buf *key) {
+    for (size_t i = head.begin; i < head.end;) {
+        if (!msl_here(m, i, "=")) {
+            erased_text(m, i, i + 1, key);
+            i++;
+            continue;
+        }
+        size_t close = head.end - 1, end = msl_piece_end(m, i, close);
+        i = end > i ? end : i + 1;
+    }
+}
+
 /* What tells functions apart when address spaces are gone. */
 static bool function_key(const tr *m, const function *f, sl_buf *key) {
     sl_buf_printf(key, "%s#%s#%zu#", m->scopes[m->scope], f->record ? f->record : "", f->record_at);
-    erased_text(m, f->head.begin, f->head.end, key);
+    head_key(m, f->head, key);
     sl_buf_puts(key, "#");
     for (size_t i = f->begin; i < f->open; i++) {
         static const char *const words[] = {"inline", "static", "constexpr", "explicit", "const", "friend", NULL};

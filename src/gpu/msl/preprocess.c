@@ -48,21 +48,29 @@ static bool enter_text(msl_preprocessor *p, const char *text, size_t n, const ch
     return ok && msl_input_push(p, &in);
 }
 
-/* Headers of Metal's own library: what they declare is in the prelude. */
+/* Headers of Metal's own library: what they declare is in the prelude, or is refused where a kernel uses it (tensors,
+ * ray tracing). */
 static bool is_library_header(const char *name) {
-    static const char *const prefixes[] = {
-        "metal_",       "simd/", "metal/", "TargetConditionals", "stdint.h", "cstdint", "AvailabilityMacros",
-        "Availability", NULL};
+    static const char *const prefixes[] = {"metal_",
+                                           "simd/",
+                                           "metal/",
+                                           "TargetConditionals",
+                                           "stdint.h",
+                                           "stddef.h",
+                                           "stdbool.h",
+                                           "float.h",
+                                           "limits.h",
+                                           "cstdint",
+                                           "AvailabilityMacros",
+                                           "Availability",
+                                           "MetalPerformancePrimitives",
+                                           "tensor",
+                                           NULL};
     for (int i = 0; prefixes[i]; i++)
         if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
             return true;
     return false;
 }
-
-static const char *const refused_headers[][2] = {{"MetalPerformancePrimitives", "tensor operations"},
-                                                 {"tensor", "tensor operations"},
-                                                 {"metal_raytracing", "ray tracing"},
-                                                 {"metal_tensor", "tensor operations"}};
 
 static char *join_path(msl_source *s, const char *dir, const char *name) {
     size_t d = strlen(dir), n = strlen(name);
@@ -157,13 +165,8 @@ static bool include(msl_preprocessor *p, const msl_token *t, size_t n, const msl
     if (!name || !name[0])
         return msl_error_at(p->s, at, "#include needs \"file\" or <file>");
     char *path = find_include(p, name, angled ? NULL : current_dir(p));
-    if (!path) {
-        for (size_t i = 0; i < SL_COUNT(refused_headers); i++)
-            if (strncmp(name, refused_headers[i][0], strlen(refused_headers[i][0])) == 0)
-                return msl_error_at(p->s, at, "%s: %s are not supported", name, refused_headers[i][1]);
-        if (is_library_header(name))
-            return true;
-    }
+    if (!path && is_library_header(name))
+        return true;
     const sl_text *text = path ? NULL : find_text(name);
     if (!path && !text)
         return msl_error_at(p->s, at, "included file %s is not found", name);

@@ -16,9 +16,6 @@ static const char *const forbidden[][2] = {
     {"dynamic_cast", "dynamic_cast is not part of Metal"},
     {"typeid", "typeid is not part of Metal"},
     {"thread_local", "thread_local is not part of Metal"},
-    {"asm", "inline assembly is not supported"},
-    {"__asm__", "inline assembly is not supported"},
-    {"__asm", "inline assembly is not supported"},
 };
 
 /* Words of Metal that stand for what is not supported; with `<`, only as a template's name. */
@@ -49,6 +46,11 @@ static const struct {
     {"tensor_inline", "tensor operations are not supported", false},
     {"tensor", "tensor operations are not supported", true},
     {"mpp", "tensor operations are not supported", false},
+    {"matmul2d", "tensor operations are not supported", true},
+    {"matmul2d_descriptor", "tensor operations are not supported", false},
+    {"execution_simdgroups", "tensor operations are not supported", true},
+    {"execution_simdgroup", "tensor operations are not supported", false},
+    {"dextents", "tensor operations are not supported", true},
     {"raytracing", "ray tracing is not supported", false},
     {"acceleration_structure", "ray tracing is not supported", false},
     {"primitive_acceleration_structure", "ray tracing is not supported", false},
@@ -61,6 +63,9 @@ static const struct {
     {"render_command", "indirect command buffers are not supported", false},
     {"compute_command", "indirect command buffers are not supported", false},
     {"stage_in", "stage_in is not supported", false},
+    {"asm", "inline assembly is not supported", false},
+    {"__asm__", "inline assembly is not supported", false},
+    {"__asm", "inline assembly is not supported", false},
 };
 
 static bool is_member(const tr *m, size_t i) {

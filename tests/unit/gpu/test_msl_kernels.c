@@ -274,6 +274,16 @@ static void other_kernels_of_a_source_stay(void **state) {
     assert_string_equal(msl_module_refused(m, "b"), "t.metal:6: kernel b: textures are not supported");
     assert_non_null(msl_module_refused(m, "c"));
     msl_module_free(m);
+    m = translate("#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>\n#include <metal_raytracing>\n"
+                  "using namespace mpp::tensor_ops;\nusing namespace metal::raytracing;\n"
+                  "void copy(device int *a) __asm(\"air.copy\");\nkernel void a(device int *x) { *x = 1; }\n"
+                  "kernel void b(device int *x) { copy(x); }\n"
+                  "kernel void c(device int *x) { constexpr auto d = matmul2d_descriptor(8, 8, 8); }",
+                  MSL_TABLE);
+    assert_non_null(msl_module_find(m, "a"));
+    assert_string_equal(msl_module_refused(m, "b"), "t.metal:5: kernel b: inline assembly is not supported");
+    assert_string_equal(msl_module_refused(m, "c"), "t.metal:8: kernel c: tensor operations are not supported");
+    msl_module_free(m);
 }
 
 static void errors_name_file_and_line(void **state) {

@@ -131,7 +131,6 @@ static void errors_name_file_and_line(void **state) {
     check_error("a\n/* b", "comment is not closed");
     check_error("#frobnicate", "directive #frobnicate is unknown");
     check_error("#include \"nowhere.h\"", "t.metal:1: included file nowhere.h is not found");
-    check_error("#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>", "tensor operations are not");
 }
 
 static void line_directives_move_lines(void **state) {

@@ -12,9 +12,12 @@ template <class T, int C, int R> struct matrix {
             for (int r = 0; r < R; r++)
                 columns[c][r] = c == r ? T(s) : T(0);
     }
-    /* By columns. */
-    template <class... A, enable_if_t<sizeof...(A) == C && (is_same_v<msl_vec_t<A>, V> && ...), int> = 0>
-    MSL_MC matrix(const A &...a) : columns{V(a)...} {}
+    /* By columns, which may be lists in braces. */
+    template <int N = C, enable_if_t<N == 2, int> = 0> MSL_MC matrix(const V &a, const V &b) : columns{a, b} {}
+    template <int N = C, enable_if_t<N == 3, int> = 0>
+    MSL_MC matrix(const V &a, const V &b, const V &c) : columns{a, b, c} {}
+    template <int N = C, enable_if_t<N == 4, int> = 0>
+    MSL_MC matrix(const V &a, const V &b, const V &c, const V &d) : columns{a, b, c, d} {}
     /* By elements, column after column. */
     template <class... A, enable_if_t<sizeof...(A) == C * R && (msl_info<A>::scalar && ...), int> = 0>
     MSL_MC matrix(const A &...a) : columns{} {

@@ -63,3 +63,14 @@ uint spot_plus(uint spot) { return spot + width.x; }
 uint spot_or(device const uint *width, uint n) { if (n) { uint spot = width[0]; return spot; } return spot.y * spot.x; }
 kernel void negation(device uint *o) { o[0] = 1; } /* a name of the library, too */
 kernel void k9(device uint *o [[buffer(0)]], uint2 spot [[thread_position_in_grid]]) { for (uint width = 0; width < 2; width++) o[width] = spot.y; o[3] = width.y + spot_plus(2) + spot_or(o, 1); }
+template <typename T, int N = 2> T total_of(const device T *p) { T s = T(0); for (int i = 0; i < N; i++) s += p[i]; return s; }
+template <typename T, int N> T total_of(const threadgroup T *p) { T s = T(0); for (int i = 0; i < N; i++) s += p[i]; return s; }
+constant float3x3 unit = {{1, 0, 0}, {0, 1, 0}, {0, 0, 1}};
+kernel void k10(device float *o, device uint *u, threadgroup float *t) {
+    os_log log("a", "b"); log.log_error("%d", 3); os_log_default.log("x"); assert(o[0] > 0);
+    uint2 m = mul24(uint2(u[0]), uint2(3)); int3 n = mad24(int3(1), int3(2), int3(3));
+    o[0] = total_of(o) + total_of<float, 4>(t) + fast::distance(float2(1), float2(o[1])) + precise::distance_squared(float3(1), float3(2)) + m.y + n.z + (unit * float3(1)).y;
+    u[1] = pack_float_to_srgb_unorm4x8(float4(o[0])) + pack_half_to_unorm565(half3(1)) + pack_half_to_unorm10a2(half4(o[0]));
+    o[2] = unpack_unorm4x8_srgb_to_float(u[1]).x + unpack_unorm565_to_float(3).y + unpack_unorm10a2_to_half(u[2]).z;
+    float2x2 q{{1, 2}, {3, 4}}; o[3] = q[1].x;
+}

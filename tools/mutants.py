@@ -91,6 +91,8 @@ def indices(code):
 def is_declaration(code, begin, end):
     statement = code[max(code.rfind(ch, 0, begin) for ch in ";{}(\n") + 1:begin]
     after = code[end + 1:end + 40].lstrip()
+    if re.search(r"\(\s*[&*]\s*\w+\s*\)(?:\[[^\[\]]*\])*\s*$", code[:begin]):  # a reference to an array
+        return True
     typed = re.match(r"\s*(?:(?:threadgroup|thread|constexpr|constant|const|device|static)\s+)*[A-Za-z_]\w*(?:<[^<>]*>)?[\s*&]+(?:[A-Za-z_]\w*(?:\[[^\]]*\])*\s*,\s*)*[A-Za-z_]\w*(?:\[[^\]]*\])*\s*$",
                      statement)
     return bool(typed) and not re.match(r"\s*return\b", statement) and after[:1] in (";", "=", "{", "[", ",")
@@ -136,28 +138,48 @@ SHIFTED = {"<": "sl_lt", "<=": "sl_le", ">": "sl_gt", ">=": "sl_ge"}
 CHOICE_AFTER = "using namespace metal;\n"  # of step.h, which every kernel file includes first
 
 
-def chosen(m, number, original, inner, text):
-    """The place of a mutant, whose behaviour is chosen when it runs. inner: the original with the mutants within it."""
+def call_around(text, m):
+    """Of a bound in a template's arguments, `f<(A > 1 ? 4 : 1)>(x)`: begin and end of the call; None elsewhere."""
+    head = re.search(r"(?:\w+::)*(?:template )?\w+<\([^()<>]*$", text[:m.begin])
+    tail = re.match(r"[^()<>]*\)>\(", text[m.end:])
+    if m.kind != "bound" or not head or not tail:
+        return None
+    end, depth = m.end + tail.end(), 1
+    while depth:
+        depth += {"(": 1, ")": -1}.get(text[end], 0)
+        end += 1
+    return head.start(), end
+
+
+def span(text, m):
+    return call_around(text, m) or (m.begin, m.end)
+
+
+def chosen(text, m, number, inner, which):
+    """The place of a mutant, whose behaviour is chosen when it runs. inner: the place with the mutants within it."""
+    begin, end = span(text, m)
+    original, changed = text[m.begin:m.end], text[begin:m.begin] + m.texts[which] + text[m.end:end]
     if m.kind == "barrier":
         return f"{{ if (!sl_is({number})) {original} }}"
+    if (begin, end) != (m.begin, m.end):
+        return f"(sl_is({number}) ? {changed} : {inner})"
     if m.kind == "bound":
         return f"{original} {SHIFTED[original]}<{number}>() {original}"
-    return f"(sl_is({number}) ? (decltype(({original}) + 0))({text}) : ({inner}))"
+    return f"(sl_is({number}) ? (decltype(({original}) + 0))({changed}) : ({inner}))"
 
 
 def with_all(text, mutants):
     """The file's text with all mutants in it, by choice. mutants: (number, mutant, which of its texts)."""
-    ordered = sorted(mutants, key=lambda x: (x[1].begin, -x[1].end))
+    ordered = sorted(((*span(text, m), number, m, which) for number, m, which in mutants), key=lambda x: (x[0], -x[1]))
 
     def render(begin, end, inside):
         out, at = [], begin
         while inside:
-            number, m, which = inside[0]
-            within = [x for x in inside[1:] if x[1].end <= m.end]
-            inner = render(m.begin, m.end, within)
-            out += [text[at:m.begin], chosen(m, number, text[m.begin:m.end], inner, m.texts[which])]
-            at = m.end
-            inside = [x for x in inside[1:] if x[1].begin >= m.end]
+            first, last, number, m, which = inside[0]
+            inner = render(first, last, [x for x in inside[1:] if x[1] <= last])
+            out += [text[at:first], chosen(text, m, number, inner, which)]
+            at = last
+            inside = [x for x in inside[1:] if x[0] >= last]
         return "".join(out) + text[at:end]
 
     return render(0, len(text), ordered)

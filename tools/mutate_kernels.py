@@ -137,12 +137,17 @@ def run(program, number, cache, seconds):
 
 
 class Sweep:
-    def __init__(self, programs, mutants, seconds):
-        self.programs, self.mutants, self.seconds = programs, mutants, seconds
-        self.number = {m: i + 1 for i, m in enumerate(mutants)}
+    def __init__(self, programs, needed, seconds):
+        self.programs, self.needed, self.seconds = programs, needed, seconds
+        # All mutants of all files, numbered within their file: code in the cache serves until its own files change.
+        self.mutants, self.number = [], {}
+        for n, f in enumerate(kernel_files()):
+            for i, m in enumerate(places.find_mutants(f, places.KINDS)):
+                self.mutants.append(m)
+                self.number[m] = 10000 * (n + 1) + i
         # of its texts; as many as it has: alone only, as in macros that name template arguments
-        self.which = {m: len(m.texts) if m.source.startswith(("#define", "SL_KERNEL")) else 0 for m in mutants}
-        self.cache = programs.folder / "cache"
+        self.which = {m: len(m.texts) if m.source.startswith(("#define", "SL_KERNEL")) else 0 for m in self.mutants}
+        self.cache = programs.build / "mutants"
         self.limit = {}
         self.home = None
 
@@ -154,11 +159,10 @@ class Sweep:
 
     def prepare(self):
         """Programs with all mutants, which with none chosen pass."""
-        needed = [p for p in self.programs.names if any(p in tests_of([p], m.file) for m in self.mutants)]
+        needed = [p for p in self.programs.names if any(p in tests_of([p], m.file) for m in self.needed)]
         for p in needed:
             while True:
                 self.home = self.programs.make({f.name: self.text_with_all(f.name) for f in KERNELS.iterdir()}, "all", [p])
-                start = time.monotonic()
                 verdict, why = run(self.home / p, 0, self.cache, 900)
                 if verdict == "survives":
                     break

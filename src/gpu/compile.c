@@ -24,6 +24,10 @@ static bool check_options(sl_gpu_compile_options *o, sl_error *err) {
     if (o->define_count > MOST_OPTIONS || o->include_count > MOST_OPTIONS)
         return sl_fail(err, SL_ERR_ARGUMENT, "%s: %zu defines and %zu include directories, expected at most %d each",
                        o->name, o->define_count, o->include_count, MOST_OPTIONS);
+    if ((o->define_count && !o->defines) || (o->include_count && !o->include_dirs))
+        return sl_fail(err, SL_ERR_ARGUMENT, "%s: %zu defines at %s and %zu include directories at %s", o->name,
+                       o->define_count, o->defines ? "an address" : "NULL", o->include_count,
+                       o->include_dirs ? "an address" : "NULL");
     for (size_t i = 0; i < o->define_count; i++) {
         const char *value = o->defines[i].value;
         if (!is_name(o->defines[i].name))
@@ -60,7 +64,7 @@ static void hash_source(const sl_gpu *g, XXH3_state_t *h, const gpu_source *s) {
     hash_text(h, g->info.device);
     hash_text(h, g->info.family);
     hash_text(h, g->info.system);
-    int flags[3] = {g->info.language, o->fast_math, g->check};
+    int flags[5] = {g->info.language, o->fast_math, g->check, (int)o->define_count, (int)o->include_count};
     hash_bytes(h, flags, sizeof flags);
     hash_text(h, o->name);
     for (size_t i = 0; i < o->define_count; i++) {

@@ -349,6 +349,7 @@ typedef struct gpu_event {
     void *driver;
     gpu_failure *failure; /* of the list that should have signalled it */
     uint64_t failed_value;
+    _Atomic uint64_t promised; /* the highest value that a list is to signal */
 } gpu_event;
 
 /* parts.c: a marked list to the driver; whether all of it is done; what is left of it. */

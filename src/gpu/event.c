@@ -109,12 +109,19 @@ static bool add_event(gpu_list *l, gpu_event *e, uint64_t value, bool signals, s
         return sl_fail(err, SL_ERR_ARGUMENT, "list '%s': the event is of another device", l->label);
     if (value == 0)
         return sl_fail(err, SL_ERR_ARGUMENT, "list '%s': value 0 of an event, expected at least 1", l->label);
+    uint64_t promised = atomic_load(&e->promised), now = signals ? value_of(e) : 0;
+    if (signals && value < (promised > now ? promised : now))
+        return sl_fail(err, SL_ERR_ARGUMENT, "list '%s': an event signalled with %llu, which %s %llu: values only grow",
+                       l->label, (unsigned long long)value, promised > now ? "lists raise to" : "is at",
+                       (unsigned long long)(promised > now ? promised : now));
     gpu_command c = {.kind = signals ? GPU_SIGNAL : GPU_WAIT, .label = signals ? "signal" : "wait"};
     c.u.event.event = e->driver;
     c.u.event.value = value;
     if (!gpu_list_add(l, &c, NULL, 0, (void *[]){e}, 1, err))
         return false;
     l->events[l->event_count++] = (struct gpu_list_event){e, value, signals};
+    if (signals)
+        atomic_store(&e->promised, value);
     return true;
 }
 

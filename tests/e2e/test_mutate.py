@@ -9,14 +9,14 @@ import pytest
 
 SOURCE = """// a comment: a[i] < b[i]
 #include "x.h"
-template <typename T> inline T f(device const T *a [[buffer(0)]], uint i) {
+template <typename T> inline T f(device const T *a [[buffer(0)]], thread float (&r)[N][2], uint i) {
     threadgroup float t[32], u[N];
     float own[4] = {1, 2, 3, 4};
     t[i] = a[i * stride + own[j < 2 ? j : 1]] + own[2];
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint k = 0; k < n; k++)
         if (k >= m && vec<float, 2>(k).x > 1)
-            return a[g.y];
+            return load<(A > 1 ? 4 : 1)>(a[g.y], 2);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 """
@@ -36,6 +36,7 @@ def test_places(found):
         ("barrier", 7, "threadgroup_barrier(mem_flags::mem_threadgroup);", (";",)),
         ("barrier", 11, "threadgroup_barrier(mem_flags::mem_threadgroup);", (";",)),
         ("bound", 6, "<", ("<=",)), ("bound", 8, "<", ("<=",)), ("bound", 9, ">=", (">",)), ("bound", 9, ">", (">=",)),
+        ("bound", 10, ">", (">=",)),
         ("index", 6, "i", ("(i) + 1",)),
         ("index", 6, f"i * stride + own[{inner}]", (f"j * stride + own[i < 2 ? i : 1]", f"(i * stride + own[{inner}]) + 1")),
         ("index", 6, inner, (f"({inner}) + 1",)), ("index", 6, "2", ("(2) + 1",)), ("index", 10, "g.y", ("(g.y) + 1",)),
@@ -49,7 +50,8 @@ def test_all_mutants_stand_in_one_text_within_each_other(found):
     assert len(lines) == len(SOURCE.splitlines())  # reports name the lines of the kernel
     assert lines[6].strip() == "{ if (!sl_is(1)) threadgroup_barrier(mem_flags::mem_threadgroup); }"
     assert "for (uint k = 0; k < sl_lt<4>() < n; k++)" in lines[7]
-    assert "(sl_is(9) ? (decltype((j < 2 ? j : 1) + 0))((j < 2 ? j : 1) + 1) : (j < sl_lt<3>() < 2 ? j : 1))" in lines[5]
+    assert "(sl_is(7) ? load<(A >= 1 ? 4 : 1)>(a[g.y], 2) : load<(A > 1 ? 4 : 1)>(a[(sl_is(12) ? " in lines[9]
+    assert "(sl_is(10) ? (decltype((j < 2 ? j : 1) + 0))((j < 2 ? j : 1) + 1) : (j < sl_lt<3>() < 2 ? j : 1))" in lines[5]
     for i in range(len(found)):
         assert len(re.findall(rf"sl_is\({i + 1}\)|sl_l[te]<{i + 1}>|sl_g[te]<{i + 1}>", text)) == 1, found[i]
 

@@ -99,7 +99,16 @@ static void every_option_is_part_of_the_key(void **state) {
     o.include_count = 1;
     compile_once(&o);
     assert_int_equal(fake_calls("compile"), ++compiled);
+    o.include_dirs = (const char *[]){"N", "4"};
+    o.include_count = 2;
+    compile_once(&o);
+    assert_int_equal(fake_calls("compile"), ++compiled);
     o.include_count = 0;
+    define.value = "4";
+    o.define_count = 1;
+    compile_once(&o); /* the same words as a definition: kept from before, not those of the directories */
+    assert_int_equal(fake_calls("compile"), compiled);
+    o.define_count = 0;
     fake.family = "fake2";
     compile_once(&o);
     assert_int_equal(fake_calls("compile"), ++compiled);
@@ -367,6 +376,9 @@ static void errors_of_source_and_options(void **state) {
     o.include_dirs = (const char *[]){NULL};
     assert_false(sl_gpu_compile(b.g, fake_source, strlen(fake_source), &o, &bytes, &size, &err));
     expect_error(&err, SL_ERR_ARGUMENT, "include directory 0 is NULL");
+    o.include_dirs = NULL;
+    assert_false(sl_gpu_compile(b.g, fake_source, strlen(fake_source), &o, &bytes, &size, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "mine.metal: 0 defines at an address and 1 include directories at NULL");
     assert_false(sl_gpu_compile(b.g, NULL, 0, NULL, &bytes, &size, &err));
     assert_false(sl_gpu_compile(NULL, fake_source, 1, NULL, &bytes, &size, &err));
     bench_close(&b);

@@ -612,6 +612,8 @@ static void events_order_lists_and_host(void **state) {
     add(l, &b, b.a, b.b, b.out);
     assert_true(sl_gpu_encode_signal(l, e, 5, &err));
     assert_false(sl_gpu_encode_signal(l, e, 0, &err));
+    assert_false(sl_gpu_encode_signal(l, e, 4, &err)); /* on a GPU the event would fall */
+    expect_error(&err, SL_ERR_ARGUMENT, "an event signalled with 4, which lists raise to 5: values only grow");
     sl_gpu_ticket t = bench_submit(l);
     assert_string_equal(fake_last_list(), "wait | dispatch add | signal");
     assert_false(sl_gpu_wait(b.stream, t, 30000000, NULL, &err));

@@ -20,24 +20,50 @@ typedef struct router_case {
     bool sigmoid, normalize, bias;
     float scale, magnitude;
     enum { PLAIN, TIES, EQUAL, WITH_NAN } kind;
+    int32_t groups, top_groups; /* 0: all experts are of one group */
+    bool by_logit;
 } router_case;
+
+/* All but the groups with the highest sums of two keys are left out, of equals the later ones. */
+static void expected_groups(const router_case *c, const double *key, bool *used) {
+    int32_t size = c->experts / c->groups;
+    double score[64];
+    bool in[64] = {false};
+    for (int32_t g = 0; g < c->groups; g++) {
+        score[g] = -1e300;
+        for (int32_t i = g * size; i < (g + 1) * size; i++)
+            for (int32_t j = g * size; j < i; j++) /* as the kernel adds them */
+                score[g] = fmax(score[g], (float)key[i] + (float)key[j]);
+    }
+    for (int32_t n = 0; n < c->top_groups; n++) {
+        int32_t best = -1;
+        for (int32_t g = 0; g < c->groups; g++)
+            if (!in[g] && (best < 0 || score[g] > score[best]))
+                best = g;
+        in[best] = true;
+    }
+    for (int32_t e = 0; e < c->experts; e++)
+        used[e] = !in[e / size];
+}
 
 /* As the CPU does it, in doubles: key descending, ties to the lower id; then ascending id. */
 static void expected_choice(const router_case *c, const float *logits, const float *bias, int32_t *chosen,
                             double *weight) {
     double score[600], key[600], total = 0, sum = 0, largest = -1e300;
-    bool used[600] = {false};
+    bool used[600] = {false}, out[600] = {false};
     for (int32_t e = 0; e < c->experts; e++)
         largest = fmax(largest, logits[e]);
     for (int32_t e = 0; e < c->experts; e++) {
         score[e] = c->sigmoid ? 1 / (1 + exp(-(double)logits[e])) : exp(logits[e] - largest);
-        key[e] = score[e] + (c->bias ? bias[e] : 0);
+        key[e] = (c->by_logit ? logits[e] : score[e]) + (c->bias ? bias[e] : 0);
         total += score[e];
     }
+    if (c->groups)
+        expected_groups(c, key, out);
     for (int32_t i = 0; i < c->top_k; i++) {
         int32_t best = -1;
         for (int32_t e = 0; e < c->experts; e++)
-            if (!used[e] && (best < 0 || key[e] > key[best]))
+            if (!used[e] && !out[e] && (best < 0 || key[e] > key[best]))
                 best = e;
         used[best] = true;
         sum += score[best];
@@ -86,12 +112,18 @@ static void route(rng *r, const router_case *c) {
     sl_router_args args = {.logits_stride = (uint64_t)c->experts,
                            .experts = (uint32_t)c->experts,
                            .top_k = (uint32_t)c->top_k,
-                           .scale = c->scale};
+                           .scale = c->scale,
+                           .groups = (uint32_t)c->groups,
+                           .top_groups = (uint32_t)c->top_groups};
     kernel_binding b[] = {in(0, &args, sizeof args),       in(1, logits, n * 4),    out(2, chosen, (pairs + 1) * 4),
                           out(3, weight, (pairs + 1) * 4), out(4, done, pairs + 1), in(5, bias, (size_t)c->experts * 4),
                           in(6, step.words, step.bytes)};
-    sl_gpu_constant constants[3];
+    sl_gpu_constant constants[5];
     size_t m = 0;
+    if (c->groups)
+        constants[m++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_GROUPS);
+    if (c->by_logit)
+        constants[m++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_BY_LOGIT);
     if (c->sigmoid)
         constants[m++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_SIGMOID);
     if (c->normalize)
@@ -134,15 +166,34 @@ static void route(rng *r, const router_case *c) {
 
 static void the_router_chooses_as_the_cpu(void **state) {
     static const router_case cases[] = {
-        {3, 128, 8, false, true, false, 1, 2, PLAIN},   {2, 61, 1, false, true, false, 1, 2, PLAIN},
-        {3, 7, 3, false, false, false, 1, 1, PLAIN},    {2, 33, 33, false, true, false, 1, 1, PLAIN},
-        {2, 40, 39, false, true, false, 1, 1, PLAIN},   {2, 512, 10, false, true, false, 1, 3, PLAIN},
-        {4, 50, 6, false, true, false, 1, 1, TIES},     {2, 64, 5, false, true, false, 1, 1, EQUAL},
-        {2, 30, 4, false, true, false, 1, 1e6f, PLAIN}, {2, 45, 4, false, true, false, 1, 1, WITH_NAN},
-        {3, 64, 6, true, true, false, 1, 2, PLAIN},     {2, 160, 8, true, true, true, 2.5f, 1, PLAIN},
-        {2, 19, 2, true, false, true, 1, 1, PLAIN},     {2, 24, 5, true, true, false, 1, 1, TIES},
-        {2, 1, 1, false, true, false, 1, 1, PLAIN},     {2, 70, 4, false, true, false, 1, 1, WITH_NAN},
-        {2, 20, 4, true, false, false, 1, -400, EQUAL}, /* all scores are zero */
+        {3, 128, 8, false, true, false, 1, 2, .kind = PLAIN},
+        {2, 61, 1, false, true, false, 1, 2, .kind = PLAIN},
+        {3, 7, 3, false, false, false, 1, 1, .kind = PLAIN},
+        {2, 33, 33, false, true, false, 1, 1, .kind = PLAIN},
+        {2, 40, 39, false, true, false, 1, 1, .kind = PLAIN},
+        {2, 512, 10, false, true, false, 1, 3, .kind = PLAIN},
+        {4, 50, 6, false, true, false, 1, 1, .kind = TIES},
+        {2, 64, 5, false, true, false, 1, 1, .kind = EQUAL},
+        {2, 30, 4, false, true, false, 1, 1e6f, .kind = PLAIN},
+        {2, 45, 4, false, true, false, 1, 1, .kind = WITH_NAN},
+        {3, 64, 6, true, true, false, 1, 2, .kind = PLAIN},
+        {2, 160, 8, true, true, true, 2.5f, 1, .kind = PLAIN},
+        {2, 19, 2, true, false, true, 1, 1, .kind = PLAIN},
+        {2, 24, 5, true, true, false, 1, 1, .kind = TIES},
+        {2, 1, 1, false, true, false, 1, 1, .kind = PLAIN},
+        {2, 70, 4, false, true, false, 1, 1, .kind = WITH_NAN},
+        {2, 20, 4, true, false, false, 1, -400, .kind = EQUAL}, /* all scores are zero */
+        {3, 64, 6, true, true, true, 2.5f, 1, .kind = PLAIN, .groups = 8, .top_groups = 3},
+        {3, 32, 4, true, true, false, 1, 1, .kind = PLAIN, .groups = 4, .top_groups = 2},
+        {2, 144, 5, true, true, true, 1, 2, .kind = PLAIN, .groups = 48,
+         .top_groups = 7}, /* lanes with a second group */
+        {2, 128, 8, true, false, true, 1, 1, .kind = PLAIN, .groups = 64, .top_groups = 4},
+        {4, 132, 9, true, true, false, 1, 1, .kind = TIES, .groups = 33, .top_groups = 5},
+        {2, 128, 6, true, true, false, 1, 1, .kind = EQUAL, .groups = 64, .top_groups = 40},
+        {2, 24, 8, true, true, true, 1, 1, .kind = PLAIN, .groups = 4, .top_groups = 4}, /* all groups */
+        {2, 18, 3, true, true, true, 1, 1, .kind = WITH_NAN, .groups = 6, .top_groups = 2},
+        {3, 40, 4, false, true, false, 1, 2, .kind = PLAIN, .by_logit = true},
+        {2, 33, 3, false, true, true, 1, 1, .kind = PLAIN, .by_logit = true},
     };
     rng r = {seed};
     for (size_t i = 0; i < SL_COUNT(cases); i++)

@@ -100,6 +100,11 @@ if(NOT APPLE AND NOT SLUICE_FUZZ AND SL_CPU MATCHES "x86_64|amd64|aarch64|arm64"
   sl_link_part(metal_standin gpu)
   # Its soft device is its own, whatever the program has; the threads of its queues outlast a dlclose.
   target_link_options(metal_standin PRIVATE -Wl,-Bsymbolic -Wl,-z,nodelete)
+  # tests/standin/cuda: NVIDIA's driver and NVRTC in the same way.
+  file(GLOB sl_cuda_standin CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/standin/cuda/*.c)
+  add_library(cuda_standin SHARED EXCLUDE_FROM_ALL ${sl_cuda_standin})
+  sl_link_part(cuda_standin gpu)
+  target_link_options(cuda_standin PRIVATE -Wl,-Bsymbolic -Wl,-z,nodelete)
 endif()
 
 # tests/unit/<part>/test_*.c: cmocka programs that link the part and what is below it; helpers: tests/unit/<part>/support_*.c
@@ -116,8 +121,9 @@ if(CMOCKA_LIBRARY AND NOT SLUICE_FUZZ)
       target_link_libraries(${n} PRIVATE ${CMOCKA_LIBRARY})
       target_compile_definitions(${n} PRIVATE SL_SOURCE_DIR="${PROJECT_SOURCE_DIR}" SL_SHARED_DATA="${PROJECT_SOURCE_DIR}/../shared/data")
       if(TARGET metal_standin AND p MATCHES "^(gpu|ops|engine)$")
-        target_compile_definitions(${n} PRIVATE SL_METAL_STANDIN="$<TARGET_FILE:metal_standin>")
-        add_dependencies(${n} metal_standin)
+        target_compile_definitions(${n} PRIVATE SL_METAL_STANDIN="$<TARGET_FILE:metal_standin>"
+                                                SL_CUDA_STANDIN="$<TARGET_FILE:cuda_standin>")
+        add_dependencies(${n} metal_standin cuda_standin)
       endif()
       add_test(NAME ${n} COMMAND ${n})
       set_tests_properties(${n} PROPERTIES SKIP_RETURN_CODE 77 LABELS ${p} TIMEOUT 600)

@@ -227,15 +227,29 @@ typedef struct cuda_library {
 
 enum { CUDA_PARAMETERS = 2 * SL_GPU_SLOTS };
 
-typedef struct cuda_pipeline {
+typedef struct cuda_code {
     cuda_module module;
-    cuda_function function;
-    char *name;
-    struct cuda_parameter {
-        int8_t slot;
-        bool threadgroup;
-    } parameter[CUDA_PARAMETERS];
+    cuda_function function; /* NULL: not loaded */
+} cuda_code;
+
+typedef struct cuda_parameter {
+    int8_t slot;
+    bool threadgroup;
+    uint16_t value; /* bytes passed by value; 0: a pointer */
+} cuda_parameter;
+
+typedef struct cuda_pipeline {
+    const cuda_library *library; /* lives at least as long: the core sees to it */
+    cuda_code code;
+    /* The same with pointers where code takes values; made when a buffer is first bound to such a slot. */
+    cuda_code pointers;
+    pthread_mutex_t lock; /* of making it */
+    char *name, *entry;
+    sl_gpu_constant *constants;
+    size_t constant_count;
+    cuda_parameter parameter[CUDA_PARAMETERS];
     int parameters;
+    uint16_t value[SL_GPU_SLOTS]; /* by slot */
 } cuda_pipeline;
 
 /* What is compiled: all of a unit, or one entry with its constants. */
@@ -245,6 +259,7 @@ typedef struct cuda_unit {
     const char *entry; /* NULL: syntax only */
     const sl_gpu_constant *constants;
     size_t constant_count;
+    bool pointers;
 } cuda_unit;
 /* image: machine code or text, as the driver takes it; NULL: only errors are of interest. */
 bool cuda_nvrtc(gpu_device *d, const cuda_unit *u, sl_buf *image, sl_error *err);
@@ -257,6 +272,8 @@ void cuda_library_free(gpu_device *d, void *library);
 void *cuda_pipeline_new(gpu_device *d, void *library, const msl_kernel *kernel, const sl_gpu_constant *constants,
                         size_t count, gpu_pipeline_limits *limits, sl_error *err);
 void cuda_pipeline_free(gpu_device *d, void *pipeline);
+/* The code for a dispatch that binds buffers where values could be; the context is current. NULL: error. */
+cuda_function cuda_pipeline_pointers(gpu_device *d, cuda_pipeline *p, sl_error *err);
 
 /* ---- memory (memory.c, pages.c) ---------------------------------------------------------------------------------- */
 

@@ -89,83 +89,114 @@ static bool get_image(gpu_device *d, const cuda_library *l, const cuda_unit *u, 
 static bool read_parameters(cuda_pipeline *p, const msl_kernel *k, sl_error *err) {
     for (size_t i = 0; i < k->arg_count; i++) {
         const sl_gpu_arg *a = &k->args[i].arg;
-        struct cuda_parameter now = {(int8_t)a->slot, a->kind == SL_GPU_ARG_THREADGROUP};
-        const struct cuda_parameter *last = p->parameters ? &p->parameter[p->parameters - 1] : NULL;
+        cuda_parameter now = {(int8_t)a->slot, a->kind == SL_GPU_ARG_THREADGROUP, (uint16_t)msl_value_bytes(k, i)};
+        const cuda_parameter *last = p->parameters ? &p->parameter[p->parameters - 1] : NULL;
         if (last && last->slot == now.slot && last->threadgroup == now.threadgroup)
             continue;
         if (p->parameters == CUDA_PARAMETERS || a->slot < 0 || a->slot >= SL_GPU_SLOTS)
             return sl_fail(err, SL_ERR_FORMAT, "kernel %s: slot %d of argument %zu", k->name, a->slot, i);
         p->parameter[p->parameters++] = now;
+        if (!now.threadgroup)
+            p->value[now.slot] = now.value;
     }
     return true;
 }
 
 static bool get_attribute(gpu_device *d, const cuda_pipeline *p, int which, int *value, sl_error *err) {
-    return cuda_check(d, d->api.function_get(value, which, p->function), err, "kernel %s: its limits", p->name);
+    return cuda_check(d, d->api.function_get(value, which, p->code.function), err, "kernel %s: its limits", p->name);
 }
 
 /* Loading is forced here: later it might wait for the device, which may be waiting for the host. */
-static bool load_function(gpu_device *d, cuda_pipeline *p, const void *image, const char *entry, sl_error *err) {
-    if (!cuda_check(d, d->api.module_load(&p->module, image), err, "kernel %s: loading its code", p->name) ||
-        !cuda_check(d, d->api.module_function(&p->function, p->module, entry), err, "kernel %s: entry %s", p->name,
-                    entry))
+static bool load_code(gpu_device *d, const cuda_pipeline *p, const void *image, cuda_code *c, sl_error *err) {
+    int shared = 0;
+    if (!cuda_check(d, d->api.module_load(&c->module, image), err, "kernel %s: loading its code", p->name) ||
+        !cuda_check(d, d->api.module_function(&c->function, c->module, p->entry), err, "kernel %s: entry %s", p->name,
+                    p->entry) ||
+        (d->api.function_load &&
+         !cuda_check(d, d->api.function_load(c->function), err, "kernel %s: loading it", p->name)) ||
+        !cuda_check(d, d->api.function_get(&shared, CUDA_FUNCTION_SHARED, c->function), err, "kernel %s: its limits",
+                    p->name))
         return false;
-    return !d->api.function_load ||
-           cuda_check(d, d->api.function_load(p->function), err, "kernel %s: loading it", p->name);
+    if (shared < 0 || (uint32_t)shared > d->shared_most)
+        return sl_fail(err, SL_ERR_DEVICE, "kernel %s: %d bytes of threadgroup memory, the GPU has %u", p->name, shared,
+                       d->shared_most);
+    return cuda_check(d, d->api.function_set(c->function, CUDA_FUNCTION_MAX_DYNAMIC, (int)d->shared_most - shared), err,
+                      "kernel %s: its threadgroup memory", p->name);
 }
 
-static bool set_limits(gpu_device *d, cuda_pipeline *p, gpu_pipeline_limits *limits, sl_error *err) {
+static void unload_code(gpu_device *d, cuda_code *c) {
+    if (c->module)
+        cuda_freed(d, d->api.module_unload(c->module), "unloading a kernel");
+    *c = (cuda_code){0};
+}
+
+/* The context is current. */
+static bool make_code(gpu_device *d, const cuda_pipeline *p, bool pointers, cuda_code *c, sl_error *err) {
+    sl_buf image = {0};
+    cuda_unit u = {.name = p->name,
+                   .code = p->library->code,
+                   .fast = p->library->fast,
+                   .entry = p->entry,
+                   .constants = p->constants,
+                   .constant_count = p->constant_count,
+                   .pointers = pointers};
+    bool ok = get_image(d, p->library, &u, &image, err) && load_code(d, p, image.data, c, err);
+    sl_buf_free(&image);
+    if (!ok)
+        unload_code(d, c);
+    return ok;
+}
+
+static bool read_limits(gpu_device *d, const cuda_pipeline *p, gpu_pipeline_limits *limits, sl_error *err) {
     int threads = 0, shared = 0, local = 0, registers = 0;
     if (!get_attribute(d, p, CUDA_FUNCTION_MAX_THREADS, &threads, err) ||
         !get_attribute(d, p, CUDA_FUNCTION_SHARED, &shared, err) ||
         !get_attribute(d, p, CUDA_FUNCTION_LOCAL, &local, err) ||
         !get_attribute(d, p, CUDA_FUNCTION_REGISTERS, &registers, err))
         return false;
-    if (shared < 0 || (uint32_t)shared > d->shared_most)
-        return sl_fail(err, SL_ERR_DEVICE, "kernel %s: %d bytes of threadgroup memory, the GPU has %u", p->name, shared,
-                       d->shared_most);
-    if (!cuda_check(d, d->api.function_set(p->function, CUDA_FUNCTION_MAX_DYNAMIC, (int)d->shared_most - shared), err,
-                    "kernel %s: its threadgroup memory", p->name))
-        return false;
     if (local > 0)
-        sl_logf(&d->base.log, SL_LOG_DEBUG, "cuda: kernel %s: %d registers, %d bytes spilled a thread", p->name,
+        sl_logf(&d->base.log, SL_LOG_DEBUG, "cuda: kernel %s: %d registers, %d bytes of a stack a thread", p->name,
                 registers, local);
     *limits = (gpu_pipeline_limits){(uint32_t)threads, 32, (uint32_t)shared};
     return true;
 }
 
-static bool make_pipeline(gpu_device *d, const cuda_library *l, cuda_pipeline *p, const msl_kernel *kernel,
-                          const sl_gpu_constant *constants, size_t count, gpu_pipeline_limits *limits, sl_error *err) {
-    sl_buf image = {0};
-    cuda_unit u = {.name = kernel->name,
-                   .code = l->code,
-                   .fast = l->fast,
-                   .entry = kernel->entry,
-                   .constants = constants,
-                   .constant_count = count};
-    p->name = sl_strdup(kernel->name);
-    if (!p->name)
-        return sl_fail(err, SL_ERR_MEMORY, "kernel %s: out of memory", kernel->name);
-    bool ok = read_parameters(p, kernel, err) && get_image(d, l, &u, &image, err) && cuda_enter(d, err);
-    if (ok) {
-        ok = load_function(d, p, image.data, kernel->entry, err) && set_limits(d, p, limits, err);
-        cuda_leave(d);
-    }
-    sl_buf_free(&image);
-    return ok;
+static bool copy_names(cuda_pipeline *p, const msl_kernel *k, const sl_gpu_constant *constants, size_t count) {
+    p->name = sl_strdup(k->name);
+    p->entry = sl_strdup(k->entry);
+    p->constants = calloc(count + 1, sizeof *p->constants);
+    if (p->constants && count)
+        memcpy(p->constants, constants, count * sizeof *constants);
+    p->constant_count = count;
+    return p->name && p->entry && p->constants;
 }
 
 void *cuda_pipeline_new(gpu_device *d, void *library, const msl_kernel *kernel, const sl_gpu_constant *constants,
                         size_t count, gpu_pipeline_limits *limits, sl_error *err) {
-    if (!cuda_usable(d, err))
-        return NULL;
     cuda_pipeline *p = calloc(1, sizeof *p);
     if (!p)
         return sl_fail_null(err, SL_ERR_MEMORY, "kernel %s: out of memory", kernel->name);
-    if (make_pipeline(d, library, p, kernel, constants, count, limits, err))
+    p->library = library;
+    pthread_mutex_init(&p->lock, NULL);
+    bool ok = copy_names(p, kernel, constants, count) ||
+              sl_fail(err, SL_ERR_MEMORY, "kernel %s: out of memory", kernel->name);
+    ok = ok && read_parameters(p, kernel, err) && cuda_enter(d, err);
+    if (ok) {
+        ok = make_code(d, p, false, &p->code, err) && read_limits(d, p, limits, err);
+        cuda_leave(d);
+    }
+    if (ok)
         return p;
     cuda_pipeline_free(d, p);
     return NULL;
+}
+
+cuda_function cuda_pipeline_pointers(gpu_device *d, cuda_pipeline *p, sl_error *err) {
+    pthread_mutex_lock(&p->lock);
+    bool ok = p->pointers.function || make_code(d, p, true, &p->pointers, err);
+    cuda_function f = ok ? p->pointers.function : NULL;
+    pthread_mutex_unlock(&p->lock);
+    return f;
 }
 
 void cuda_pipeline_free(gpu_device *d, void *pipeline) {
@@ -175,10 +206,14 @@ void cuda_pipeline_free(gpu_device *d, void *pipeline) {
     pthread_mutex_lock(&d->lock);
     d->pipelines_freed++;
     pthread_mutex_unlock(&d->lock);
-    if (p->module && cuda_enter_to_free(d)) {
-        cuda_freed(d, d->api.module_unload(p->module), "unloading a kernel");
+    if (cuda_enter_to_free(d)) {
+        unload_code(d, &p->code);
+        unload_code(d, &p->pointers);
         cuda_leave(d);
     }
+    pthread_mutex_destroy(&p->lock);
+    free(p->constants);
+    free(p->entry);
     free(p->name);
     free(p);
 }

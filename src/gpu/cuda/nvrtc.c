@@ -76,6 +76,8 @@ static void make_options(options *o, const gpu_device *d, const cuda_unit *u) {
         return;
     }
     add(o, "-DMSL_ENTRY=%s", u->entry + strcspn(u->entry, "0123456789"));
+    if (u->pointers)
+        add(o, "-DMSL_POINTERS=1");
     if (n)
         memcpy(sorted, u->constants, n * sizeof *sorted);
     if (n)

@@ -176,13 +176,47 @@ static void put_path(tr *m, size_t scope) {
     sl_buf_printf(&m->out, "%s%s", m->scopes[scope], m->scopes[scope][0] ? "::" : "");
 }
 
-static void put_argument(tr *m, const msl_parameter *p, int slot) {
+/* Kernel parameters hold 4 KiB on every driver. */
+enum { MOST_VALUE = 2048 };
+
+static bool same_slot(const sl_gpu_arg *a, const sl_gpu_arg *b) {
+    return a->slot == b->slot && (a->kind == SL_GPU_ARG_THREADGROUP) == (b->kind == SL_GPU_ARG_THREADGROUP);
+}
+
+/* What is read through a reference alone, and is as large as its type says, need not lie in memory; the alternatives of
+ * a slot go together. */
+uint32_t msl_value_bytes(const msl_kernel *k, size_t arg) {
+    uint32_t most = 0;
+    for (size_t i = 0; i < k->arg_count; i++) {
+        const sl_gpu_arg *a = &k->args[i].arg;
+        if (!same_slot(a, &k->args[arg].arg))
+            continue;
+        if (a->kind != SL_GPU_ARG_BYTES || a->least > MOST_VALUE)
+            return 0;
+        most = a->least > most ? a->least : most;
+    }
+    return (most + 15) / 16 * 16;
+}
+
+/* The parameter of a slot on cuda, as an expression of type void *. */
+static void put_cuda_pointer(tr *m, const msl_kernel *k, int slot) {
+    for (size_t i = 0; i < k->arg_count; i++)
+        if (k->args[i].arg.slot == slot && msl_value_bytes(k, i)) {
+            sl_buf_printf(&m->out, "MSL_VALUE_AT(msl_b%d)", slot);
+            return;
+        }
+    sl_buf_printf(&m->out, "msl_b%d", slot);
+}
+
+static void put_argument(tr *m, const msl_kernel *k, const msl_parameter *p, int slot) {
     bool cuda = m->target == MSL_CUDA;
     if (p->kind == MSL_PARAMETER_POSITION)
         sl_buf_printf(&m->out, "MSL_%s", p->position);
-    else if (p->kind == MSL_PARAMETER_BUFFER && cuda)
-        sl_buf_printf(&m->out, "::msl_unit::metal::%s{msl_b%d}", p->reference ? "msl_reference" : "msl_pointer", slot);
-    else if (p->kind == MSL_PARAMETER_BUFFER)
+    else if (p->kind == MSL_PARAMETER_BUFFER && cuda) {
+        sl_buf_printf(&m->out, "::msl_unit::metal::%s{", p->reference ? "msl_reference" : "msl_pointer");
+        put_cuda_pointer(m, k, slot);
+        sl_buf_puts(&m->out, "}");
+    } else if (p->kind == MSL_PARAMETER_BUFFER)
         sl_buf_printf(&m->out, "%s(%d)", p->reference ? "MSL_REFERENCE" : "MSL_BUFFER", slot);
     else if (cuda)
         sl_buf_printf(&m->out, "::msl_unit::metal::%s{MSL_THREADGROUP_SLOT_AT(msl_t%d).p}",
@@ -198,9 +232,13 @@ static void put_cuda_parameters(tr *m, const msl_kernel *k) {
     for (size_t i = 0; i < k->arg_count; i++) {
         const sl_gpu_arg *a = &k->args[i].arg, *last = i ? &k->args[i - 1].arg : NULL;
         bool memory = a->kind == SL_GPU_ARG_THREADGROUP;
-        if (last && last->slot == a->slot && (last->kind == SL_GPU_ARG_THREADGROUP) == memory)
+        if (last && same_slot(last, a))
             continue; /* alternatives of one slot */
-        sl_buf_printf(&m->out, "%s%s%d", comma, memory ? "unsigned msl_t" : "void *msl_b", a->slot);
+        uint32_t value = msl_value_bytes(k, i);
+        if (value)
+            sl_buf_printf(&m->out, "%sMSL_VALUE(%u) msl_b%d", comma, value, a->slot);
+        else
+            sl_buf_printf(&m->out, "%s%s%d", comma, memory ? "unsigned msl_t" : "void *msl_b", a->slot);
         comma = ", ";
     }
 }
@@ -248,13 +286,13 @@ static bool put_entry(tr *m, size_t at) {
         sl_buf_puts(&m->out, i ? ", " : "");
         const msl_parameter *p = &d->parameters[i];
         if (!p->members) {
-            put_argument(m, p, slots[i]);
+            put_argument(m, &m->kernels[at], p, slots[i]);
             continue;
         }
         sl_buf_printf(&m->out, "::msl_unit::metal::msl_members<%zu>{{", p->members);
         for (size_t k = 0; k < p->members; k++) {
             sl_buf_puts(&m->out, k ? ", " : "");
-            put_argument(m, &d->parameters[i + k], slots[i + k]);
+            put_argument(m, &m->kernels[at], &d->parameters[i + k], slots[i + k]);
             sl_buf_puts(&m->out, ".p");
         }
         sl_buf_puts(&m->out, "}}");

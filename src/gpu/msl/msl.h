@@ -67,6 +67,9 @@ const msl_kernel *msl_module_kernels(const msl_module *m, size_t *count);
 const msl_constant *msl_module_constants(const msl_module *m, size_t *count);
 const msl_kernel *msl_module_find(const msl_module *m, const char *name);
 const msl_refusal *msl_module_refusals(const msl_module *m, size_t *count);
+/* On cuda argument `arg` of the table is passed by value, as a block of so many bytes (a multiple of 16); 0: it is a
+ * pointer. With MSL_POINTERS defined all are pointers. */
+uint32_t msl_value_bytes(const msl_kernel *k, size_t arg);
 /* Why the kernel of that name was left out; NULL: it was not. */
 const char *msl_module_refused(const msl_module *m, const char *name);
 

@@ -1,4 +1,5 @@
 /* The runtime as a program sees it, on every device there is here: soft, metal over the stand-in (or the real one). */
+#include "support_cuda.h"
 #include "support_fake.h"
 #include "support_metal.h"
 
@@ -323,7 +324,8 @@ static void apple(void **state) {
     on_device("metal");
 }
 
-/* Where there is an NVIDIA GPU. */
+/* The GPU where SLUICE_TEST_DEVICE says so; else the stand-in, which then must hold nothing and have seen no rule
+ * broken. */
 static void nvidia(void **state) {
     on_device("cuda");
 }
@@ -342,7 +344,7 @@ static int remove_cache(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(soft),
-        cmocka_unit_test(nvidia),
+        cmocka_unit_test_setup_teardown(nvidia, cuda_reset, cuda_left_clean),
 #ifdef __APPLE__
         cmocka_unit_test(apple),
 #else

@@ -42,6 +42,22 @@ struct msl_position {
 } // namespace msl_unit
 
 #ifdef SL_MSL_CUDA
+/* Arguments that are bytes are parameters themselves, where kernels read them without a load from memory first; or, for
+ * who binds a buffer to such a slot, pointers. */
+#ifdef MSL_POINTERS
+#define MSL_VALUE(size) void *
+#define MSL_VALUE_AT(b) b
+#else
+namespace msl_unit {
+namespace metal {
+template <int N> struct __align__(16) msl_value {
+    unsigned char msl_bytes[N];
+};
+} // namespace metal
+} // namespace msl_unit
+#define MSL_VALUE(size) const __grid_constant__ ::msl_unit::metal::msl_value<size>
+#define MSL_VALUE_AT(b) (void *)&b
+#endif
 #define MSL_THREADGROUP_ARRAY(site, T, name, dims, line) __shared__ __align__(16) T name dims
 #define MSL_THREADGROUP_VAR(site, T, name, line)         __shared__ __align__(16) T name
 extern __shared__ __align__(16) unsigned char msl_dynamic[];

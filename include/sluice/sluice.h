@@ -39,7 +39,8 @@ typedef struct sl_engine_options {
     const char *isa;       /* NULL: best; scalar, avx2, avx512, neon */
     const char *reader;    /* NULL or "auto"; "uring", "pread" */
     bool buffered;         /* read experts through the page cache instead of O_DIRECT */
-    bool prefetch;         /* guess the next layer's experts; off by default */
+    const char *prefetch;  /* the next layer's experts are guessed: NULL or "auto" (where it is measured to pay); "off",
+                              "router" */
     int read_depth;        /* 0: the reader's default */
     int max_slots;         /* 0: as the budget allows; else at most this many expert slots */
     int experts_per_token; /* 0: as the checkpoint says; else an approximation that info names */
@@ -127,6 +128,7 @@ typedef struct sl_trace {
     const char *path;
     int burst, layer;
     uint64_t offset, bytes;
+    bool guess, used; /* read ahead before it was asked for; and asked for later */
 } sl_trace;
 SL_API void sl_engine_trace(sl_engine *e, bool on); /* on clears what was recorded */
 /* Copies up to max entries (borrowed paths live as long as the engine); returns how many there are. */

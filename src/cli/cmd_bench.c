@@ -82,13 +82,31 @@ static double bound_seconds(const bench *b, const bench_window *w, const cli_rep
     return (dense + sum + (double)s->time_head_ns) / 1e9;
 }
 
+/* The reads that this run would have made without guessing: a right guess is read in its layer's burst, a wrong one not
+ * at all. Returns how many. */
+static size_t causal_trace(sl_trace *t, size_t n) {
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (t[i].guess && !t[i].used)
+            continue;
+        t[kept] = t[i];
+        if (kept > 0 && t[kept - 1].guess && !t[kept].guess && t[kept - 1].layer == t[kept].layer) {
+            int burst = t[kept].burst;
+            for (size_t k = kept; k > 0 && t[k - 1].guess && t[k - 1].layer == t[kept].layer; k--)
+                t[k - 1].burst = burst;
+        }
+        kept++;
+    }
+    return kept;
+}
+
 static bool replay_window(bench *b, bench_window *w, sl_error *err) {
     size_t n = sl_engine_get_trace(b->e, NULL, 0);
     sl_trace *trace = malloc((n + 1) * sizeof *trace);
     cli_replay replay = {0};
     bool ok = trace || sl_fail(err, SL_ERR_MEMORY, "out of memory for a trace of %zu reads", n);
     if (ok) {
-        n = sl_engine_get_trace(b->e, trace, n);
+        n = causal_trace(trace, sl_engine_get_trace(b->e, trace, n));
         ok = cli_replay_trace(trace, n, &b->info, b->args->buffered, &replay, err);
     }
     if (ok) {

@@ -121,7 +121,7 @@ static void print_machine(const plan *p) {
 
 static void print_assumptions(const plan *p) {
     printf(
-        "assumes   %s;\n          reads of a layer overlap with the computing of its hits; no prefetch; a cache that "
+        "assumes   %s;\n          reads of a layer overlap with the computing of its hits; nothing guessed ahead; a cache that "
         "has warmed\n          up; hit rate = share of experts in memory (all alike) or its square root (skewed)\n",
         p->measured ? "computing takes what layers of this shape took, a few hundred tokens into a text"
                     : "computing is as fast as memory is read, which it never quite is: an upper bound");

@@ -73,6 +73,16 @@ static uint64_t watch_generation(void *self, int32_t layer) {
     return a->inner.generation(a->inner.self, layer);
 }
 
+static bool watch_wants_guess(void *self) {
+    engine_activity *a = self;
+    return a->inner.wants_guess(a->inner.self);
+}
+
+static void watch_guess(void *self, const int32_t *ids, int32_t n) {
+    engine_activity *a = self;
+    a->inner.guess(a->inner.self, ids, n);
+}
+
 sl_expert_source engine_activity_watch(engine_activity *a, sl_expert_source inner) {
     a->inner = inner;
     return (sl_expert_source){a,
@@ -82,7 +92,9 @@ sl_expert_source engine_activity_watch(engine_activity *a, sl_expert_source inne
                               watch_end,
                               inner.peek ? watch_peek : NULL,
                               inner.resident ? watch_resident : NULL,
-                              inner.generation ? watch_generation : NULL};
+                              inner.generation ? watch_generation : NULL,
+                              inner.wants_guess ? watch_wants_guess : NULL,
+                              inner.guess ? watch_guess : NULL};
 }
 
 void engine_activity_text(engine_activity *a, char *out, size_t size, uint64_t *since_ns) {

@@ -181,7 +181,9 @@ static void copy_trace(void *ctx) {
                                .burst = reads[i].burst,
                                .layer = reads[i].layer,
                                .offset = reads[i].offset,
-                               .bytes = reads[i].bytes};
+                               .bytes = reads[i].bytes,
+                               .guess = reads[i].guess,
+                               .used = reads[i].used};
 }
 
 size_t sl_engine_get_trace(sl_engine *e, sl_trace *out, size_t max) {

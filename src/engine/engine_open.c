@@ -195,6 +195,12 @@ static sl_reader *open_reader(sl_engine *e, engine_wrap_reader wrap, void *user,
     static const char *const kinds[] = {"auto", "uring", "pread"};
     static const sl_reader_kind values[] = {SL_READER_AUTO, SL_READER_URING, SL_READER_PREAD};
     int kind;
+    static const char *const guesses[] = {"auto", "off", "router"};
+    static const sl_prefetch prefetch[] = {SL_PREFETCH_AUTO, SL_PREFETCH_OFF, SL_PREFETCH_ROUTER};
+    int guess;
+    if (!choose("prefetch", e->options.prefetch, guesses, SL_COUNT(guesses), &guess, err))
+        return NULL;
+    e->prefetch = prefetch[guess];
     if (!choose("reader", e->options.reader, kinds, SL_COUNT(kinds), &kind, err))
         return NULL;
     sl_reader_options o = {.kind = values[kind], .buffered = e->options.buffered, .depth = e->options.read_depth};
@@ -403,7 +409,7 @@ static bool open_experts(sl_engine *e, sl_reader *reader, sl_error *err) {
                             .mem = e->mem,
                             .max_slots = e->options.max_slots,
                             .reader = reader,
-                            .prefetch = e->options.prefetch,
+                            .prefetch = e->prefetch,
                             .log = e->log};
     e->experts = sl_experts_open(&o, err);
     if (!e->experts)

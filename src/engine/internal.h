@@ -184,6 +184,7 @@ typedef struct engine_routing {
 
 struct sl_engine {
     sl_engine_options options; /* strings are not kept */
+    sl_prefetch prefetch;
     sl_log log;
     char *path;
     sl_ckpt *ckpt;

@@ -89,17 +89,20 @@ sl_reader *sl_reader_fault(sl_reader *inner, const sl_fault_plan *plan, sl_error
 
 typedef struct sl_experts sl_experts;
 
+/* How the next layer's experts are guessed, to be read while the disk is idle: not at all, as its router says of the
+ * state now, or so where measuring on the way shows that it pays. */
+typedef enum sl_prefetch { SL_PREFETCH_OFF, SL_PREFETCH_ROUTER, SL_PREFETCH_AUTO } sl_prefetch;
+
 typedef struct sl_experts_options {
     const sl_ckpt *ckpt;           /* borrowed */
     const sl_expert_layer *layers; /* borrowed, must outlive the store */
     int32_t layer_count;
     int32_t top_k;
-    sl_mem *mem;        /* slabs; borrowed */
-    uint64_t max_bytes; /* of slots; grows lazily up to this (0: whatever the budget leaves) */
-    int32_t max_slots;  /* 0: no cap (tests use it to force small caches) */
-    sl_reader *reader;  /* owned from now on, also if opening fails */
-    bool prefetch; /* previous token's experts of the next layer are fetched when the reader is idle; never evicts what
-                      the step needs */
+    sl_mem *mem;          /* slabs; borrowed */
+    uint64_t max_bytes;   /* of slots; grows lazily up to this (0: whatever the budget leaves) */
+    int32_t max_slots;    /* 0: no cap (tests use it to force small caches) */
+    sl_reader *reader;    /* owned from now on, also if opening fails */
+    sl_prefetch prefetch; /* never evicts what the step needs */
     sl_log log;
 } sl_experts_options;
 
@@ -140,6 +143,7 @@ typedef struct sl_trace_read {
     int32_t file;
     int32_t burst;
     int32_t layer;
+    bool guess, used; /* read ahead; and asked for later */
     uint64_t offset, bytes;
 } sl_trace_read;
 void sl_experts_trace(sl_experts *e, bool on);

@@ -32,7 +32,7 @@ void experts_fetch_add(sl_experts *e, experts_slot *s, int32_t layer, int32_t ex
     s->state = EXPERTS_READING;
     s->fresh = true;
     s->prefetched = s->adopted = s->timed_out = false;
-    s->reads = layout->areas;
+    s->reads = s->areas = layout->areas;
     for (int p = 0; p < SL_EXPERT_PARTS; p++)
         s->part[p] = layout->part[p];
     e->layer[layer].slot[expert] = s;

@@ -75,6 +75,8 @@ static void claim_found(sl_experts *e, int32_t i, experts_slot *s) {
     experts_item *item = &e->it.item[i];
     experts_add(&e->count.hits, 1);
     experts_add(&e->count.prefetch_used, s->prefetched);
+    if (s->prefetched)
+        experts_trace_used(&e->trace, s);
     s->prefetched = false;
     s->item = i;
     item->slot = s;
@@ -234,12 +236,12 @@ static bool begin(void *self, int32_t layer, const int32_t *ids, int32_t n, sl_e
         return false;
     experts_layer *l = layer_of(e);
     e->demand += n - l->demand;
+    if (layer == 0 && order == SL_ORDER_READY)
+        experts_prefetch_pass(e);
     l->demand = n;
     claim_hits(e);
     issue(e);
     experts_prefetch_run(e);
-    if (order == SL_ORDER_READY)
-        experts_prefetch_note(e, layer, ids, n);
     experts_warn_small(e);
     return true;
 }
@@ -406,5 +408,7 @@ sl_expert_source sl_experts_source(sl_experts *e) {
                               .end = end,
                               .peek = experts_peek,
                               .resident = experts_resident,
-                              .generation = experts_generation};
+                              .generation = experts_generation,
+                              .wants_guess = experts_wants_guess,
+                              .guess = experts_take_guess};
 }

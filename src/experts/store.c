@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* A decode iteration of a few rows asks for a few times top_k; more is not worth remembering. */
-enum { PREVIOUS_SHARE = 4, LEAST_SLOTS = 2 };
+enum { GUESS_SHARE = 4, LEAST_SLOTS = 2 };
 
 static int32_t least_slots(int32_t top_k) {
     return top_k > LEAST_SLOTS ? top_k : LEAST_SLOTS;
@@ -55,13 +55,13 @@ static bool alloc_layers(sl_experts *e, const sl_experts_options *o, sl_error *e
     for (int32_t i = 0; i < o->layer_count; i++)
         experts += (uint64_t)o->layers[i].experts;
     size_t layers = (size_t)o->layer_count;
-    e->previous_max = o->prefetch ? o->top_k * PREVIOUS_SHARE : 0;
+    e->guess.max = o->prefetch != SL_PREFETCH_OFF ? o->top_k * GUESS_SHARE : 0;
     e->layer = calloc(layers, sizeof *e->layer);
     e->cls = calloc(layers, sizeof *e->cls);
     e->table = calloc(experts, sizeof(experts_slot *));
     e->results = malloc(EXPERTS_RESULTS * sizeof *e->results);
-    e->previous = calloc(layers * (size_t)e->previous_max + 1, sizeof *e->previous);
-    if (!e->layer || !e->cls || !e->table || !e->results || !e->previous)
+    e->guess.id = calloc((size_t)e->guess.max + 1, sizeof *e->guess.id);
+    if (!e->layer || !e->cls || !e->table || !e->results || !e->guess.id)
         return sl_fail(err, SL_ERR_MEMORY, "experts: out of memory for a table of %llu", (unsigned long long)experts);
     return true;
 }
@@ -93,14 +93,11 @@ static bool open_layer(sl_experts *e, int32_t i, const sl_expert_layer *from, ui
 
 static bool open_layers(sl_experts *e, const sl_experts_options *o, sl_error *err) {
     experts_slot **table = e->table;
-    int32_t *previous = e->previous;
     uint64_t *bytes = calloc((size_t)o->layer_count, sizeof *bytes);
     bool ok = bytes || sl_fail(err, SL_ERR_MEMORY, "experts: out of memory for %d layers", o->layer_count);
     for (int32_t i = 0; ok && i < o->layer_count; i++) {
         e->layer[i].slot = table;
-        e->layer[i].previous = previous;
         table += o->layers[i].experts;
-        previous += e->previous_max;
         ok = open_layer(e, i, &o->layers[i], &bytes[i], err);
     }
     e->layers = ok ? o->layer_count : 0;
@@ -143,7 +140,7 @@ sl_experts *experts_open(const sl_experts_options *o, const experts_files *files
     e->reader = o->reader;
     e->log = o->log;
     e->top_k = o->top_k;
-    e->prefetch = o->prefetch;
+    experts_prefetch_open(e, o->prefetch);
     e->trace.burst = -1;
     if (!open_store(e, o, files, err)) {
         sl_experts_close(e);
@@ -155,7 +152,7 @@ sl_experts *experts_open(const sl_experts_options *o, const experts_files *files
 void sl_experts_close(sl_experts *e) {
     if (!e)
         return;
-    e->prefetch = false;
+    e->prefetch = SL_PREFETCH_OFF;
     sl_experts_source(e).end(e);
     /* First the reader, which waits for what is in flight: until then the kernel writes to the slabs. */
     e->reader->close(e->reader);
@@ -164,7 +161,7 @@ void sl_experts_close(sl_experts *e) {
     free(e->it.queue);
     free(e->batch.read);
     free(e->trace.read);
-    free(e->previous);
+    free(e->guess.id);
     free(e->results);
     free(e->table);
     free(e->cls);

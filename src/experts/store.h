@@ -61,7 +61,9 @@ typedef struct experts_slot {
     bool prefetched; /* read ahead, and not asked for since */
     bool adopted;    /* claimed while a read that another iteration began was in flight */
     bool timed_out;  /* a read of it was reported quarantined */
+    size_t traced;   /* prefetched: its first read in the trace, if the trace has it */
     int32_t reads;   /* last results still to come */
+    int32_t areas;   /* reads that it took */
     uint64_t used;   /* clock of the last release; 0: kept at the cold end */
     int32_t part[SL_EXPERT_PARTS];
 } experts_slot;
@@ -91,8 +93,6 @@ typedef struct experts_layer {
     uint64_t moves;      /* times one of its experts came or went */
     experts_slot **slot; /* [experts] */
     int32_t demand;      /* experts its last iteration asked for */
-    int32_t *previous;   /* [previous_max] ids of its last decode iteration, for prefetch */
-    int32_t previous_count;
 } experts_layer;
 
 /* ---- iteration -------------------------------------------------------------------------------------------------- */
@@ -153,6 +153,23 @@ typedef struct experts_trace {
     int32_t burst;
 } experts_trace;
 
+/* What the router of the next layer said. */
+typedef struct experts_guess {
+    int32_t layer; /* -1: nothing yet */
+    int32_t count;
+    int32_t max;
+    int32_t *id;    /* [max] */
+    uint64_t asked; /* when the moe op was told that a guess is wanted */
+} experts_guess;
+
+/* Whether guesses pay: see prefetch.c. */
+typedef struct experts_trial {
+    bool on;
+    int32_t phase, passes;
+    uint64_t waited, cost; /* wait_ns at the phase's begin; what guessing took in it */
+    uint64_t sum[2];       /* of the phases without and with guesses */
+} experts_trial;
+
 enum { EXPERTS_RESULTS = 32 };
 
 struct sl_experts {
@@ -163,7 +180,9 @@ struct sl_experts {
     sl_reader *reader;
     sl_log log;
     int32_t top_k;
-    bool prefetch;
+    sl_prefetch prefetch;
+    experts_guess guess;
+    experts_trial trial;
 
     experts_layer *layer;
     int32_t layers;
@@ -195,8 +214,6 @@ struct sl_experts {
     int32_t awaited;         /* of these: to slots that had no time-out, so the reader's time limit bounds the wait */
     int32_t timed_out;       /* slots that had one and are still to be freed */
     sl_read_result *results; /* [EXPERTS_RESULTS] */
-    int32_t *previous;       /* the layers' previous arrays */
-    int32_t previous_max;
 
     experts_counters count;
     experts_trace trace;
@@ -272,14 +289,22 @@ void experts_item_failed(sl_experts *e, experts_slot *s, const sl_error *why);
 
 /* ---- prefetch.c ---- */
 
-/* Remembers what a layer's decode iteration asked for. */
-void experts_prefetch_note(sl_experts *e, int32_t layer, const int32_t *ids, int32_t n);
+void experts_prefetch_open(sl_experts *e, sl_prefetch kind);
+/* A decode iteration over the first layer begins. */
+void experts_prefetch_pass(sl_experts *e);
+/* See sl_expert_source. */
+bool experts_wants_guess(void *self);
+void experts_take_guess(void *self, const int32_t *ids, int32_t n);
+
 /* Begins reads for the layer after the iteration's, where the reader is idle. */
 void experts_prefetch_run(sl_experts *e);
 
 /* ---- trace.c ---- */
 
 void experts_trace_burst(experts_trace *t);
+/* The slot's last added reads are a guess / the guess was right. */
+void experts_trace_guess(experts_trace *t, experts_slot *s);
+void experts_trace_used(experts_trace *t, const experts_slot *s);
 void experts_trace_add(experts_trace *t, const experts_area *area, int32_t layer);
 
 static inline void experts_add(_Atomic uint64_t *counter, uint64_t v) {

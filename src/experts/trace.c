@@ -19,6 +19,27 @@ void experts_trace_add(experts_trace *t, const experts_area *area, int32_t layer
         .file = area->file, .burst = t->burst, .layer = layer, .offset = area->offset, .bytes = area->bytes};
 }
 
+void experts_trace_guess(experts_trace *t, experts_slot *s) {
+    size_t areas = (size_t)s->reads;
+    s->traced = SIZE_MAX;
+    if (!t->on || t->n < areas)
+        return;
+    s->traced = t->n - areas;
+    for (size_t i = s->traced; i < t->n; i++)
+        t->read[i].guess = true;
+}
+
+/* A trace begun since has other reads in these places, or none: those that are not this layer's guesses. */
+void experts_trace_used(experts_trace *t, const experts_slot *s) {
+    for (size_t i = s->traced; t->on && i < t->n && t->read[i].guess && !t->read[i].used; i++) {
+        if (t->read[i].layer != s->layer || t->read[i].burst != t->read[s->traced].burst)
+            return;
+        t->read[i].used = true;
+        if (i + 1 - s->traced == (size_t)s->areas)
+            return;
+    }
+}
+
 void sl_experts_trace(sl_experts *e, bool on) {
     e->trace.on = on;
     e->trace.n = 0;

@@ -161,6 +161,10 @@ typedef struct sl_expert_source {
     /* A number that is another one whenever resident, or the blocks of peek, would say something else of the layer than
      * before. NULL or 0: not known. */
     uint64_t (*generation)(void *self, int32_t layer);
+    /* Whether the running iteration wants to know what the next MoE layer will probably ask for; NULL: never. / n ids
+     * of that layer, distinct. Between begin and end. */
+    bool (*wants_guess)(void *self);
+    void (*guess)(void *self, const int32_t *ids, int32_t n);
 } sl_expert_source;
 
 /* ---- operations ----------------------------------------------------------------------------------------------------

@@ -11,6 +11,9 @@
  * memory. */
 enum { RANK_SCRATCH_BYTES = 8 << 20, ATTENTION_ROWS = 16, ATTENTION_QUERIES = 256 };
 
+/* The next layer's experts are guessed for steps of so many rows at most. */
+enum { GUESS_ROWS = 8 };
+
 /* Rows that attend together, so that a page is unpacked once for them: fewer where a KV head has many queries. */
 static inline int32_t cpu_attention_rows(int32_t group) {
     int32_t rows = ATTENTION_QUERIES / group;
@@ -50,13 +53,16 @@ typedef struct cpu_scratch {
     int32_t *chosen;                       /* [rows][top_k], ascending */
     int32_t *pair_row, *pair_rank, *first; /* (row, rank) pairs by expert; first[experts + 1] */
     int32_t *ids;
-    uint8_t *done;      /* [rows][top_k]: pair_state */
-    int32_t *place;     /* [rows][top_k] row of rank_out */
-    float *shared_out;  /* [rows][hidden] */
-    float *shared_gate; /* [rows] */
-    float *cos_sin;     /* [rows][dims] */
-    int32_t *blocks;    /* [rows + 1] attention's blocks of rows, delta's sequences */
-    uint8_t *thread;    /* per thread: products, attention, delta */
+    uint8_t *guess_act;    /* a guess: int8 activations of GUESS_ROWS rows */
+    float *guess_weight;   /* [GUESS_ROWS][top_k] */
+    int32_t *guess_chosen; /* likewise */
+    uint8_t *done;         /* [rows][top_k]: pair_state */
+    int32_t *place;        /* [rows][top_k] row of rank_out */
+    float *shared_out;     /* [rows][hidden] */
+    float *shared_gate;    /* [rows] */
+    float *cos_sin;        /* [rows][dims] */
+    int32_t *blocks;       /* [rows + 1] attention's blocks of rows, delta's sequences */
+    uint8_t *thread;       /* per thread: products, attention, delta */
     uint64_t thread_bytes;
 } cpu_scratch;
 
@@ -144,5 +150,11 @@ static inline bool cpu_moe_apart(const sl_moe *m) {
 }
 bool cpu_run_moe(cpu_run *r, const op *o);
 void cpu_route(cpu_run *r, const sl_moe *m, const float *src, int64_t stride, const uint8_t *act);
+/* What a layer's router says of other rows than those of the running step's layer: into guess_chosen. guess_act is
+ * theirs. The router's logits are used, the rest of the running layer's routing is not touched. */
+void cpu_route_guess(cpu_run *r, const sl_moe *m, const float *src, int64_t stride);
+/* ops_cpu_guess.c: tells the expert source, if it wants to know, what the next layer will probably ask for. Between
+ * begin and the layer's first expert, while rank_out is free. */
+void cpu_guess_next(cpu_run *r, const op *o);
 
 #endif

@@ -342,7 +342,7 @@ static void add_to_residual(void *ctx, int64_t begin, int64_t end, int worker) {
 }
 
 /* From asking for the layer's n experts to having computed them and the shared one. */
-static bool iterate(moe_run *x, int32_t n) {
+static bool iterate(moe_run *x, const op *moe, int32_t n) {
     sl_ops_cpu *o = x->r->o;
     const sl_expert_source *src = &o->known.experts;
     uint64_t t0 = sl_now_ns();
@@ -350,6 +350,12 @@ static bool iterate(moe_run *x, int32_t n) {
         src->begin(src->self, x->m->layer, o->scratch.ids, n, x->kept ? SL_ORDER_READY : SL_ORDER_ASCENDING, x->r->err);
     uint64_t t1 = sl_now_ns();
     o->times.expert_wait += t1 - t0;
+    if (ok && x->kept) {
+        cpu_guess_next(x->r, moe);
+        uint64_t t2 = sl_now_ns();
+        o->times.router += t2 - t1;
+        t1 = t2;
+    }
     if (ok && has_weight(&x->m->shared[SL_PROJ_GATE])) {
         run_shared(x);
         o->times.shared += sl_now_ns() - t1;
@@ -391,7 +397,7 @@ bool cpu_run_moe(cpu_run *r, const op *o) {
     r->o->times.router += sl_now_ns() - t0;
     if (n == 0) /* every row has failed before */
         return true;
-    if (!iterate(&x, n) || !all_done(&x))
+    if (!iterate(&x, o, n) || !all_done(&x))
         return false;
     uint64_t t1 = sl_now_ns();
     if (x.kept)

@@ -35,6 +35,8 @@ typedef struct route_job {
     const sl_ops_cpu *o;
     const sl_moe *m;
     const float *choice_bias; /* NULL: none */
+    float *weight;            /* [rows][top_k] */
+    int32_t *chosen;          /* likewise, ascending */
 } route_job;
 
 /* Logits of a row to p; the sum of softmax's numerators, which p is to be divided by, or 1. NaN where a logit is. */
@@ -126,8 +128,8 @@ static void choose_rows(void *ctx, int64_t begin, int64_t end, int worker) {
     const route_job *j = ctx;
     const cpu_scratch *s = &j->o->scratch;
     for (int64_t i = begin; i < end; i++)
-        choose(j, s->router + i * j->m->experts, cpu_thread_scratch(j->o, worker), s->chosen + i * j->m->top_k,
-               s->weight + i * j->m->top_k);
+        choose(j, s->router + i * j->m->experts, cpu_thread_scratch(j->o, worker), j->chosen + i * j->m->top_k,
+               j->weight + i * j->m->top_k);
 }
 
 /* Rows that failed in an earlier layer want nothing more: their experts would be read for no one, perhaps from the disk
@@ -162,7 +164,8 @@ static const float *vector_at(const sl_ops_cpu *o, const sl_weight *w) {
     return w->buffer ? (const float *)(const void *)ops_at(o, w->buffer, w->offset[0]) : NULL;
 }
 
-void cpu_route(cpu_run *r, const sl_moe *m, const float *src, int64_t stride, const uint8_t *act) {
+static void route(cpu_run *r, const sl_moe *m, const float *src, int64_t stride, const uint8_t *act, float *weight,
+                  int32_t *chosen) {
     sl_ops_cpu *o = r->o;
     product p = {.w = ops_matrix(o, &m->router),
                  .dst = o->scratch.router,
@@ -170,8 +173,18 @@ void cpu_route(cpu_run *r, const sl_moe *m, const float *src, int64_t stride, co
                  .bias = vector_at(o, &m->router_bias),
                  .in = cpu_rows_of(src, stride, r->step->rows, m->router.matrix.cols, act)};
     cpu_products(o, &p, 1);
-    route_job j = {o, m, vector_at(o, &m->choice_bias)};
+    route_job j = {o, m, vector_at(o, &m->choice_bias), weight, chosen};
     sl_pool_run(o->pool, r->step->rows, 4, choose_rows, &j);
-    mark_pairs(&o->scratch, m, r->step);
-    list_pairs(&o->scratch, m, r->step->rows);
+}
+
+void cpu_route(cpu_run *r, const sl_moe *m, const float *src, int64_t stride, const uint8_t *act) {
+    cpu_scratch *s = &r->o->scratch;
+    route(r, m, src, stride, act, s->weight, s->chosen);
+    mark_pairs(s, m, r->step);
+    list_pairs(s, m, r->step->rows);
+}
+
+void cpu_route_guess(cpu_run *r, const sl_moe *m, const float *src, int64_t stride) {
+    cpu_scratch *s = &r->o->scratch;
+    route(r, m, src, stride, s->guess_act, s->guess_weight, s->guess_chosen);
 }

@@ -34,6 +34,10 @@ static uint64_t lay_out(const sl_ops_cpu *o, const scratch_extent *e, uint8_t *b
     s->pair_rank = take(&c, all_pairs * sizeof(int32_t));
     s->first = take(&c, (uint64_t)(e->experts + 1) * sizeof(int32_t));
     s->ids = take(&c, (uint64_t)e->experts * sizeof(int32_t));
+    uint64_t guess_rows = e->experts == 0 ? 0 : rows < GUESS_ROWS ? rows : GUESS_ROWS;
+    s->guess_act = take(&c, q8 ? guess_rows * cpu_act_bytes(e->sum) : 0);
+    s->guess_weight = take(&c, guess_rows * (uint64_t)e->top_k * sizeof(float));
+    s->guess_chosen = take(&c, guess_rows * (uint64_t)e->top_k * sizeof(int32_t));
     s->done = take(&c, all_pairs);
     s->place = take(&c, all_pairs * sizeof(int32_t));
     s->shared_out = take(&c, rows * (uint64_t)e->shared * sizeof(float));

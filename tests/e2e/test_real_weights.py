@@ -35,7 +35,7 @@ class Options(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("model", ctypes.c_char_p), ("memory", ctypes.c_uint64), ("threads", ctypes.c_int),
                 ("context", ctypes.c_int), ("chunk", ctypes.c_int), ("max_sequences", ctypes.c_int), ("kv_type", ctypes.c_char_p),
                 ("numeric", ctypes.c_char_p), ("isa", ctypes.c_char_p), ("reader", ctypes.c_char_p), ("buffered", ctypes.c_bool),
-                ("prefetch", ctypes.c_bool), ("read_depth", ctypes.c_int), ("max_slots", ctypes.c_int),
+                ("prefetch", ctypes.c_char_p), ("read_depth", ctypes.c_int), ("max_slots", ctypes.c_int),
                 ("experts_per_token", ctypes.c_int), ("plan_only", ctypes.c_bool)]
 
 

@@ -19,7 +19,8 @@ enum { TOKENS = 150, SPLIT = 133, NEW_TOKENS = 24 };
 typedef struct setting {
     const char *reader, *isa;
     int slots, chunk, threads;
-    bool prefetch, buffered;
+    const char *prefetch;
+    bool buffered;
 } setting;
 
 /* What a run gives: logits of every token, and a sampled continuation. */
@@ -179,7 +180,8 @@ static void check_model(const char *name, int every) {
         setting s = {.slots = slots[b % 3]};
         s.chunk = chunks[(b /= 3) % 3];
         s.reader = readers[(b /= 3) % 2];
-        s.prefetch = (b /= 2) % 2;
+        static const char *const prefetch[] = {"off", "router"};
+        s.prefetch = prefetch[(b /= 2) % 2];
         s.threads = 1 + (b /= 2) % 2;
         int others = (b /= 2) % 2 ? 3 : 0;
         s.buffered = bits % 7 == 0;
@@ -188,7 +190,7 @@ static void check_model(const char *name, int every) {
         if (memcmp(o.logits, expected.logits, (size_t)TOKENS * (size_t)info.vocab * sizeof(float)) ||
             memcmp(o.text, expected.text, sizeof o.text))
             fail_msg(
-                "%s: other bits with reader %s, %d slots, chunk %d, %d threads, prefetch %d, %s, %d other sequences",
+                "%s: other bits with reader %s, %d slots, chunk %d, %d threads, prefetch %s, %s, %d other sequences",
                 name, s.reader, s.slots, s.chunk, s.threads, s.prefetch, s.isa ? s.isa : "best set", others);
         free(o.logits);
         runs++;

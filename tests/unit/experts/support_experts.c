@@ -290,7 +290,7 @@ sl_reader *reader_plain(void) {
 /* ---- stores ----------------------------------------------------------------------------------------------------- */
 
 bool store_try(store *s, const model *m, const store_spec *spec, sl_reader *reader, sl_error *err) {
-    *s = (store){.m = m};
+    *s = (store){.m = m, .guess_same = spec->guess_same};
     uint64_t budget = spec->budget ? spec->budget : 1u << 30, slab = spec->slab_bytes ? spec->slab_bytes : 65536;
     s->mem = spec->pieces ? sl_mem_new_gathered(budget, slab, spec->pieces, err) : sl_mem_new(budget, slab, err);
     assert_non_null(s->mem);
@@ -332,10 +332,20 @@ sl_experts_stats store_stats(const store *s) {
     return st;
 }
 
+void store_guess(store *s, const int32_t *ids, int32_t n) {
+    s->guess = ids;
+    s->guesses = n;
+}
+
 void store_begin(store *s, int32_t layer, const int32_t *ids, int32_t n, sl_expert_order order) {
     sl_error err;
     if (!s->source.begin(s->source.self, layer, ids, n, order, &err))
         fail_msg("%s", err.message);
+    if (s->guesses == 0 && s->guess_same)
+        store_guess(s, ids, n);
+    if (s->guesses && s->source.wants_guess(s->source.self))
+        s->source.guess(s->source.self, s->guess, s->guesses);
+    s->guesses = 0;
 }
 
 static bool holds_id(const int32_t *ids, int32_t n, int32_t id) {

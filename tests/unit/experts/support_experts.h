@@ -91,7 +91,8 @@ typedef struct store_spec {
     uint64_t budget, slab_bytes; /* 0: 1 GiB, 64 KiB */
     int pieces;                  /* > 0: slabs are gathered in so many mappings */
     uint64_t max_bytes;
-    bool prefetch;
+    sl_prefetch prefetch;
+    bool guess_same; /* each iteration guesses that the next layer wants the same ids */
     sl_log log;
 } store_spec;
 
@@ -100,12 +101,17 @@ typedef struct store {
     sl_mem *mem;
     sl_experts *e;
     sl_expert_source source;
+    bool guess_same;
+    const int32_t *guess; /* for the next iteration */
+    int32_t guesses;
 } store;
 
 bool store_try(store *s, const model *m, const store_spec *spec, sl_reader *reader, sl_error *err);
 void store_make(store *s, const model *m, const store_spec *spec, sl_reader *reader);
 void store_free(store *s);
 sl_experts_stats store_stats(const store *s);
+/* What the next iteration guesses of the layer after it; ids are borrowed. */
+void store_guess(store *s, const int32_t *ids, int32_t n);
 void store_begin(store *s, int32_t layer, const int32_t *ids, int32_t n, sl_expert_order order);
 /* One whole iteration, `hold` experts claimed at a time, each checked against the files; returns how many failed. */
 int store_run(store *s, int32_t layer, const int32_t *ids, int32_t n, sl_expert_order order, int hold);

@@ -219,7 +219,12 @@ static void late_reads_never_show_in_other_experts(void **state) {
     plan.error_rate = 0.02;
     for (int prefetch = 0; prefetch < 2; prefetch++) {
         store s;
-        store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 10, .prefetch = prefetch}, faulty(&plan));
+        store_make(&s, &m,
+                   &(store_spec){.top_k = 4,
+                                 .max_slots = 10,
+                                 .guess_same = true,
+                                 .prefetch = prefetch ? SL_PREFETCH_ROUTER : SL_PREFETCH_OFF},
+                   faulty(&plan));
         int failed = 0;
         for (int round = 0; round < 150; round++) {
             int32_t ids[16], n = 1 + (int32_t)rng_below(&r, 5);

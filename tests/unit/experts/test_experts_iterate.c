@@ -56,7 +56,11 @@ static void every_reader_and_cache_gives_the_files_bytes(void **state) {
                 if (!reader)
                     continue;
                 store s;
-                store_spec spec = {.top_k = 2, .max_slots = caches[i / 2], .prefetch = i % 2, .slab_bytes = 1 << 18};
+                store_spec spec = {.top_k = 2,
+                                   .max_slots = caches[i / 2],
+                                   .prefetch = i % 2 ? SL_PREFETCH_ROUTER : SL_PREFETCH_OFF,
+                                   .guess_same = true,
+                                   .slab_bytes = 1 << 18};
                 store_make(&s, &m, &spec, reader);
                 run_randomly(&s, &r, 60);
                 store_free(&s);

@@ -19,13 +19,14 @@ static void make_model(model *m, rng *r) {
     model_make(m, &(model_spec){2, 3, 16, 2, 500, 3000, true, true}, r);
 }
 
-static void the_previous_tokens_experts_of_the_next_layer_are_read_ahead(void **state) {
+static void what_the_next_layer_is_guessed_to_want_is_read_ahead(void **state) {
     rng r = rng_start("prefetch");
     model m;
     make_model(&m, &r);
     store s;
     spy *watch = spy_open(reader_plain());
-    store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 24, .slab_bytes = 1 << 18, .prefetch = true},
+    store_make(&s, &m,
+               &(store_spec){.top_k = 4, .max_slots = 24, .slab_bytes = 1 << 18, .prefetch = SL_PREFETCH_ROUTER},
                &watch->base);
     int32_t a[] = {1, 2}, b[] = {3, 9};
     store_run(&s, 0, a, 2, SL_ORDER_READY, 2);
@@ -35,6 +36,7 @@ static void the_previous_tokens_experts_of_the_next_layer_are_read_ahead(void **
     drop(&s, 1, 3);
     drop(&s, 1, 9);
     /* All hits: the disk is idle at once. */
+    store_guess(&s, b, 2);
     store_run(&s, 0, a, 2, SL_ORDER_READY, 2);
     assert_int_equal(store_stats(&s).prefetch_reads, 2);
     assert_true(store_has(&s, 1, 3) && store_has(&s, 1, 9));
@@ -54,13 +56,18 @@ static void reading_ahead_is_off_unless_asked_for_and_in_sweeps(void **state) {
     make_model(&m, &r);
     for (int on = 0; on < 2; on++) {
         store s;
-        store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 24, .slab_bytes = 1 << 18, .prefetch = on},
+        store_make(&s, &m,
+                   &(store_spec){.top_k = 4,
+                                 .max_slots = 24,
+                                 .slab_bytes = 1 << 18,
+                                 .prefetch = on ? SL_PREFETCH_ROUTER : SL_PREFETCH_OFF},
                    reader_plain());
         int32_t a[] = {1, 2}, b[] = {3, 9};
         sl_expert_order order = on ? SL_ORDER_ASCENDING : SL_ORDER_READY;
         store_run(&s, 0, a, 2, order, 2);
         store_run(&s, 1, b, 2, order, 2);
         drop(&s, 1, 3);
+        store_guess(&s, b, 2);
         store_run(&s, 0, a, 2, order, 2);
         assert_int_equal(store_stats(&s).prefetch_reads, 0);
         store_free(&s);
@@ -75,7 +82,7 @@ static void guesses_wait_for_the_disk_and_leave_claims_alone(void **state) {
     make_model(&m, &r);
     store s;
     spy *watch = spy_open(reader_plain());
-    store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 8, .slab_bytes = 1 << 18, .prefetch = true},
+    store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 8, .slab_bytes = 1 << 18, .prefetch = SL_PREFETCH_ROUTER},
                &watch->base);
     int32_t next_layer[] = {0, 1, 2, 3}, now[] = {4, 5, 6, 7}, filler[] = {8, 9, 10, 11};
     sl_expert_view view[4];
@@ -86,6 +93,7 @@ static void guesses_wait_for_the_disk_and_leave_claims_alone(void **state) {
     /* Layer 0 pushes layer 1 out. */
     watch->hold = true;
     int reads = watch->reads;
+    store_guess(&s, next_layer, 4);
     store_begin(&s, 0, now, 4, SL_ORDER_READY);
     int demanded = watch->reads - reads;
     assert_int_equal(store_stats(&s).prefetch_reads, 0);
@@ -115,7 +123,7 @@ static void a_guess_never_pushes_out_its_own_layer(void **state) {
     model m;
     make_model(&m, &r);
     store s;
-    store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 8, .slab_bytes = 1 << 18, .prefetch = true},
+    store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 8, .slab_bytes = 1 << 18, .prefetch = SL_PREFETCH_ROUTER},
                reader_plain());
     int32_t first[] = {4, 5}, next_layer[] = {0, 1, 2, 3}, last[] = {8, 9}, filler[] = {10, 11};
     store_run(&s, 0, first, 2, SL_ORDER_READY, 2);
@@ -125,11 +133,66 @@ static void a_guess_never_pushes_out_its_own_layer(void **state) {
     drop(&s, 1, 0);
     drop(&s, 1, 1);
     store_run(&s, 2, filler, 2, SL_ORDER_ASCENDING, 2);
+    store_guess(&s, next_layer, 4);
     store_run(&s, 0, first, 2, SL_ORDER_READY, 2);
     store_settle(&s);
     assert_int_equal(store_stats(&s).prefetch_reads, 0);
     assert_true(store_has(&s, 1, 2) && store_has(&s, 1, 3));
     store_free(&s);
+    model_free(&m);
+}
+
+/* Ids that the next layer does not have, or after the last layer, are nobody's. */
+static void guesses_outside_the_model_are_ignored(void **state) {
+    rng r = rng_start("prefetch outside");
+    model m;
+    make_model(&m, &r);
+    store s;
+    store_make(&s, &m,
+               &(store_spec){.top_k = 4, .max_slots = 24, .slab_bytes = 1 << 18, .prefetch = SL_PREFETCH_ROUTER},
+               reader_plain());
+    int32_t a[] = {1, 2}, wild[] = {-1, 16, INT32_MAX, INT32_MIN}, good[] = {5};
+    store_guess(&s, wild, 4);
+    store_run(&s, 0, a, 2, SL_ORDER_READY, 2);
+    store_guess(&s, good, 1);
+    store_run(&s, 2, a, 2, SL_ORDER_READY, 2);
+    s.source.guess(s.source.self, good, 1); /* no iteration runs */
+    assert_int_equal(store_stats(&s).prefetch_reads, 0);
+    store_free(&s);
+    model_free(&m);
+}
+
+/* One pass over a model of three layers. `late`: nanoseconds a step seems to wait for reads in it. */
+static void pass(store *s, uint64_t late) {
+    int32_t a[] = {1, 2};
+    for (int32_t layer = 0; layer < 3; layer++)
+        store_run(s, layer, a, 2, SL_ORDER_READY, 2);
+    atomic_fetch_add(&s->e->count.wait_ns, late);
+}
+
+/* AUTO tries guesses and keeps them only where steps waited less with them. */
+static void guesses_are_made_only_where_they_shorten_the_waits(void **state) {
+    rng r = rng_start("prefetch trial");
+    model m;
+    make_model(&m, &r);
+    for (int pays = 0; pays < 2; pays++) {
+        store s;
+        store_make(&s, &m,
+                   &(store_spec){.top_k = 4, .slab_bytes = 1 << 18, .prefetch = SL_PREFETCH_AUTO, .guess_same = true},
+                   reader_plain());
+        bool on[2] = {false, false};
+        int tried = 0;
+        for (int i = 0; i < 200; i++) {
+            bool with = s.e->trial.on;
+            tried += with;
+            on[i >= 100] |= with && i % 100 > 80;
+            pass(&s, with == (pays == 1) ? 1000000000 : 2000000000);
+        }
+        assert_true(tried > 0);
+        assert_int_equal(on[0], pays);
+        assert_int_equal(on[1], pays);
+        store_free(&s);
+    }
     model_free(&m);
 }
 
@@ -140,7 +203,8 @@ static void a_guess_that_fails_is_forgotten(void **state) {
     model_make(&m, &(model_spec){2, 3, 16, 1, 500, 3000, true, true}, &r);
     store s;
     spy *watch = spy_open(reader_plain());
-    store_make(&s, &m, &(store_spec){.top_k = 4, .max_slots = 24, .slab_bytes = 1 << 18, .prefetch = true},
+    store_make(&s, &m,
+               &(store_spec){.top_k = 4, .max_slots = 24, .slab_bytes = 1 << 18, .prefetch = SL_PREFETCH_ROUTER},
                &watch->base);
     int32_t a[] = {1, 2}, b[] = {3, 9};
     for (int settled = 0; settled < 2; settled++) {
@@ -150,6 +214,7 @@ static void a_guess_that_fails_is_forgotten(void **state) {
         drop(&s, 1, 3);
         drop(&s, 1, 9);
         watch->hold = true; /* what is read ahead stays in flight until its results are to fail */
+        store_guess(&s, b, 2);
         store_run(&s, 0, a, 2, SL_ORDER_READY, 2);
         /* Read ahead and failed, before or while it is asked for. */
         watch->fail_results = watch->in_flight;
@@ -311,11 +376,13 @@ static void a_checkpoint_is_streamed_in_place(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_previous_tokens_experts_of_the_next_layer_are_read_ahead),
+        cmocka_unit_test(what_the_next_layer_is_guessed_to_want_is_read_ahead),
         cmocka_unit_test(reading_ahead_is_off_unless_asked_for_and_in_sweeps),
         cmocka_unit_test(guesses_wait_for_the_disk_and_leave_claims_alone),
         cmocka_unit_test(a_guess_never_pushes_out_its_own_layer),
         cmocka_unit_test(a_guess_that_fails_is_forgotten),
+        cmocka_unit_test(guesses_outside_the_model_are_ignored),
+        cmocka_unit_test(guesses_are_made_only_where_they_shorten_the_waits),
         cmocka_unit_test(statistics_count_what_was_read),
         cmocka_unit_test(a_checkpoint_is_streamed_in_place),
     };

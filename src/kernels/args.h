@@ -40,6 +40,11 @@
 #define SL_ATTENTION_THREADS 128
 /* Rows of one sequence that prefill attention takes at a time. */
 #define SL_ATTENTION_ROWS 16
+/* The delta rule over many rows: rows of a chunk, chunks of a pass, floats that a chunk and head keep between kernels.
+ */
+#define SL_DELTA_CHUNK  32
+#define SL_DELTA_PLACES 32
+#define SL_DELTA_PAIRS  (2 * SL_DELTA_CHUNK * SL_DELTA_CHUNK + 2 * SL_DELTA_CHUNK)
 /* Slabs are bound at these slots, 16 of them; slots without a slab get the first. */
 #define SL_SLAB_FIRST 15
 #define SL_SLAB_COUNT 16
@@ -213,12 +218,15 @@ typedef struct sl_delta_args {
     uint32_t width;    /* of the convolution, at most 8 */
     uint32_t tiled;    /* value head h reads key head h % key_heads, else h / (value_heads / key_heads) */
     float norm_eps;
+    uint32_t long_rows; /* runs of so many rows are taken by chunks, shorter ones row by row */
+    uint32_t place;     /* delta_pairs, delta_chunk: the first chunk of this pass */
     uint32_t reserved;
 } sl_delta_args;
 SL_ARGS_AT(sl_delta_args, conv_offset, 40);
 SL_ARGS_AT(sl_delta_args, layer, 48);
 SL_ARGS_AT(sl_delta_args, norm_eps, 80);
-SL_ARGS_SIZE(sl_delta_args, 88);
+SL_ARGS_AT(sl_delta_args, place, 88);
+SL_ARGS_SIZE(sl_delta_args, 96);
 
 /* ---- mixture of experts ------------------------------------------------------------------------------------------ */
 

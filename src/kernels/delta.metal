@@ -5,38 +5,26 @@
 //                  threadgroup (64); 8 bytes and 2 * kernel operations per element.
 //   delta_prepare  q and k to length 1 per head, q times 1 / sqrt(key_dim), in place. One SIMD-group per head:
 //                  grid (2 * key_heads, rows), threadgroup (32); 12 bytes per element.
-//   delta_<key_dim>  the recurrence: S = g S + k (b (v - g S^T k))^T, o = S^T q over the rows of a sequence; o takes v's
-//                  place. A threadgroup (128 = 4 SIMD-groups) keeps 32 columns of a head's state in registers, a quarter
-//                  of the key dimensions in each SIMD-group: grid (value_dim / 32, value_heads, runs). Bytes: the state
-//                  read and written once per step, x once; operations: 6 per element of the state and row. Two barriers
-//                  a row. Sums over key dimensions: ascending within a quarter, then the quarters, ascending.
+//   delta_<key_dim>  the recurrence: S = g S + k (b (v - g S^T k))^T, o = S^T q over the rows of a sequence that has
+//                  fewer than long_rows (more: delta_chunk.metal); o takes v's place. A threadgroup (128 = 4 SIMD-groups)
+//                  keeps 32 columns of a head's state in registers, a quarter of the key dimensions in each SIMD-group:
+//                  grid (value_dim / 32, value_heads, runs). Bytes: the state read and written once per step, x once;
+//                  operations: 6 per element of the state and row. Two barriers a row. Sums over key dimensions:
+//                  ascending within a quarter, then the quarters, ascending.
 //   delta_finish   dst = norm(o) * weight * silu(z) per head. One SIMD-group: grid (value_heads, rows), threadgroup (32).
 //
-// x: [row][q of all key heads | k of all key heads | v of all value heads]. The order of addition depends on the number
-// of rows in no way, so a prompt in chunks has the bits of a prompt at once.
+// x: [row][q of all key heads | k of all key heads | v of all value heads]. The recurrence's order of addition depends
+// on the number of rows in no way.
 //
 // Slots of conv: 1 x, 2 weight[channels][kernel], 3 bias[channels], 4 step, 15..30 slabs (written). Of prepare: 1 x,
 // 2 step. Of the recurrence: 1 x, 2 beta, 3 alpha, 4 decay, 5 dt_bias, 6 step, 15..30 slabs (written). Of finish: 1 x,
 // 2 z, 3 dst, 4 weight[value_dim], 5 step.
-#include "step.h"
+#include "delta.h"
 
 SL_SWITCH(fc_bias, SL_FC_BIAS)
 SL_SWITCH(fc_in_place, SL_FC_IN_PLACE)
 
 enum { TAPS = 8, QUARTERS = 4 };
-
-// A run: the rows of one sequence.
-inline uint run_first(device const int *step, uint run) {
-    return uint(step[step_head(step).run_row + run]);
-}
-
-// The state block of a run's sequence.
-inline device float *run_state(thread const slab_list<device uchar *> &slabs, device const int *step, uint run,
-                               uint layer) {
-    uint seq = uint(step[step_head(step).seq + run_first(step, run)]);
-    device const uint *entry = (device const uint *)step + step[step_head(step).state_first + seq] + 2 * layer;
-    return (device float *)(slab_base(slabs, entry[1] >> 24) + (ulong(entry[0]) | ulong(entry[1] & 0xffffff) << 32));
-}
 
 // ---- convolution ---------------------------------------------------------------------------------------------------
 
@@ -110,12 +98,6 @@ delta_prepare(constant sl_delta_args &a [[buffer(0)]], device float *x [[buffer(
 
 // ---- recurrence ----------------------------------------------------------------------------------------------------
 
-// log(1 + exp(x)): 1 + u rounds what is small away, which the quotient puts back.
-inline float softplus(float x) {
-    float u = exp(-fabs(x)), w = 1.0f + u;
-    return (x > 0.0f ? x : 0.0f) + (w == 1.0f ? u : log(w) * (u / (w - 1.0f)));
-}
-
 template <uint K>
 [[kernel, max_total_threads_per_threadgroup(128)]] void
 delta(constant sl_delta_args &a [[buffer(0)]], device float *x [[buffer(1)]], device const float *beta [[buffer(2)]],
@@ -131,7 +113,9 @@ delta(constant sl_delta_args &a [[buffer(0)]], device float *x [[buffer(1)]], de
         return;
     const slab_list<device uchar *> slabs = SL_SLABS;
     uint first = run_first(step, run), end = run_first(step, run + 1), i0 = simd * each;
-    uint key_head = a.tiled ? head % a.key_heads : head / (a.value_heads / a.key_heads);
+    if (end - first >= a.long_rows)
+        return;
+    uint key_head = key_head_of(a, head);
     bool mine = column < a.value_dim, fresh = step_position(step, first) == 0;
     device float *state = run_state(slabs, step, run, a.layer) + ulong(head) * K * a.value_dim + column;
     float s[each], rate = decay[head], bias = dt_bias[head];
@@ -142,7 +126,7 @@ delta(constant sl_delta_args &a [[buffer(0)]], device float *x [[buffer(1)]], de
         device float *at = x + ulong(row) * a.x_stride;
         device const float *q = at + ulong(key_head) * K + i0, *k = q + ulong(a.key_heads) * K;
         device float *v = at + 2ul * a.key_heads * K + ulong(head) * a.value_dim + column;
-        float g = exp(rate * softplus(alpha[ulong(row) * a.alpha_stride + head] + bias));
+        float g = decay_of(rate, bias, alpha[ulong(row) * a.alpha_stride + head]);
         float b = sigmoid(beta[ulong(row) * a.beta_stride + head]), kv = 0.0f, o = 0.0f;
         float value = mine ? *v : 0.0f;
 #pragma unroll

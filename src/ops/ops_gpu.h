@@ -16,6 +16,8 @@ enum {
     GPU_EXPERTS = 2048 /* of a layer, at most */,
     GPU_MATMUL_ROWS = 16,
     GPU_DELTA_KEY = 256 /* largest key_dim of a delta layer */,
+    GPU_CHUNK_KEY = 128 /* largest of one that takes many rows by chunks: what threadgroup memory holds */,
+    GPU_CHUNK_ROWS = 16 /* rows of a sequence from which on it does */,
     GPU_SPLITS = 256 /* (row, split) pairs that few rows may have together: one row of 131,072 tokens */
 };
 #define GPU_TIMEOUT_NS (600ull * 1000 * 1000 * 1000)
@@ -33,6 +35,7 @@ typedef enum gpu_file {
     GPU_MOE,
     GPU_EXPERT,
     GPU_DELTA,
+    GPU_DELTA_CHUNK,
     GPU_FILES
 } gpu_file;
 
@@ -88,7 +91,7 @@ typedef struct gpu_pipe {
 /* What programs need room for; the most of each. */
 typedef struct gpu_extent {
     int64_t rows, widest, inner, hidden, pairs, experts, top_k, tiles, heads, head_dim, shared, layers /* of MoE */,
-        delta_layers;
+        delta_layers, delta_heads /* of layers that take rows by chunks */;
 } gpu_extent;
 
 /* Scratch of the implementation, all in one span. */
@@ -110,6 +113,7 @@ typedef struct gpu_scratch {
     uint8_t *status;     /* [rows]: combine's complaints */
     uint8_t *shared_out, *shared_gate, *shared_inner, *shared_up;
     uint8_t *cos_sin;
+    uint8_t *delta_pairs; /* [chunks of a pass][value_heads][SL_DELTA_PAIRS] */
 } gpu_scratch;
 
 typedef struct sl_ops_gpu {

@@ -25,7 +25,8 @@ static sl_delta_args args_of(const gpu_run *r, const op *o) {
                            .channels = (uint32_t)o->src.cols,
                            .width = (uint32_t)d->kernel,
                            .tiled = d->tiled,
-                           .norm_eps = d->norm_eps};
+                           .norm_eps = d->norm_eps,
+                           .long_rows = d->key_dim <= GPU_CHUNK_KEY ? GPU_CHUNK_ROWS : UINT32_MAX};
 }
 
 static void bind_view(gpu_call *c, int slot, const sl_view *v) {
@@ -64,19 +65,66 @@ static bool prepare(gpu_run *r, const op *o, const sl_delta_args *a) {
     return gpu_call_end(&c, 2 * a->key_heads, (uint32_t)r->step->rows, 1, SL_SIMD);
 }
 
-static bool recur(gpu_run *r, const op *o, const sl_delta_args *a) {
+/* x, the gates and the step in slots 1 to 6. */
+static gpu_call begin_gated(gpu_run *r, gpu_file file, const op *o, const sl_delta_args *a, const char *kernel) {
     const sl_delta *d = &o->u.delta.d;
     char entry[64];
-    snprintf(entry, sizeof entry, "delta_%d", d->key_dim);
-    gpu_call c = gpu_call_begin(r, GPU_DELTA, 0, a, sizeof *a, entry);
+    snprintf(entry, sizeof entry, "%s_%d", kernel, d->key_dim);
+    gpu_call c = gpu_call_begin(r, file, 0, a, sizeof *a, entry);
     bind_view(&c, 1, &o->src);
     bind_view(&c, 2, &o->u.delta.beta);
     bind_view(&c, 3, &o->u.delta.alpha);
     bind_vector(&c, 4, &d->decay);
     bind_vector(&c, 5, &d->dt_bias);
     gpu_bind_step(&c, 6);
+    return c;
+}
+
+static bool recur(gpu_run *r, const op *o, const sl_delta_args *a) {
+    gpu_call c = begin_gated(r, GPU_DELTA, o, a, "delta");
     bind_state(&c);
-    return gpu_call_end(&c, gpu_ceil_div(d->value_dim, SL_SIMD), a->value_heads, run_count(r), 4 * SL_SIMD);
+    return gpu_call_end(&c, gpu_ceil_div(a->value_dim, SL_SIMD), a->value_heads, run_count(r), 4 * SL_SIMD);
+}
+
+/* Chunks [a->place, a->place + n). */
+static bool take_chunks(gpu_run *r, const op *o, const sl_delta_args *a, uint32_t n) {
+    uint64_t bytes = (uint64_t)n * a->value_heads * SL_DELTA_PAIRS * sizeof(float);
+    uint8_t *pairs = r->o->scratch.delta_pairs;
+    gpu_call c = begin_gated(r, GPU_DELTA_CHUNK, o, a, "delta_pairs");
+    gpu_call_bind(&c, 7, pairs, bytes);
+    if (!gpu_call_end(&c, n, a->value_heads, 1, 128))
+        return false;
+    char entry[64];
+    snprintf(entry, sizeof entry, "delta_chunk_%d", o->u.delta.d.key_dim);
+    c = gpu_call_begin(r, GPU_DELTA_CHUNK, 0, a, sizeof *a, entry);
+    bind_view(&c, 1, &o->src);
+    gpu_call_bind(&c, 2, pairs, bytes);
+    gpu_bind_step(&c, 3);
+    bind_state(&c);
+    return gpu_call_end(&c, gpu_ceil_div(a->value_dim, SL_SIMD), a->value_heads, run_count(r), 128);
+}
+
+/* Sequences with few rows in the step go row by row, those with many in chunks. */
+static bool apply_rule(gpu_run *r, const op *o, sl_delta_args a) {
+    const sl_step *s = r->step;
+    uint32_t chunks = 0;
+    bool few = false;
+    for (int32_t row = 0, first = 0; row < s->rows; row++) {
+        if (row + 1 < s->rows && s->seq[row + 1] == s->seq[row])
+            continue;
+        uint32_t rows = (uint32_t)(row + 1 - first);
+        if (rows >= a.long_rows)
+            chunks += gpu_ceil_div(rows, SL_DELTA_CHUNK);
+        else
+            few = true;
+        first = row + 1;
+    }
+    if (few && !recur(r, o, &a))
+        return false;
+    for (; a.place < chunks; a.place += SL_DELTA_PLACES)
+        if (!take_chunks(r, o, &a, (uint32_t)sl_min_i64(SL_DELTA_PLACES, chunks - a.place)))
+            return false;
+    return true;
 }
 
 static bool finish(gpu_run *r, const op *o, const sl_delta_args *a) {
@@ -96,5 +144,5 @@ static bool finish(gpu_run *r, const op *o, const sl_delta_args *a) {
 
 bool gpu_run_delta(gpu_run *r, const op *o) {
     sl_delta_args a = args_of(r, o);
-    return convolve(r, o, &a) && prepare(r, o, &a) && recur(r, o, &a) && finish(r, o, &a);
+    return convolve(r, o, &a) && prepare(r, o, &a) && apply_rule(r, o, a) && finish(r, o, &a);
 }

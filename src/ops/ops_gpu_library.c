@@ -58,6 +58,7 @@ static const char *const file_names[GPU_FILES] = {
     [GPU_MOE] = "moe.metal",
     [GPU_EXPERT] = "expert.metal",
     [GPU_DELTA] = "delta.metal",
+    [GPU_DELTA_CHUNK] = "delta_chunk.metal",
 };
 
 /* What the model has, and no more, is compiled: its formats, its KV. */
@@ -109,6 +110,7 @@ static const uint32_t file_constants[GPU_FILES] = {
                 1u << SL_FC_SHARED | 1u << SL_FC_SHARED_GATE | 1u << SL_FC_BY_LOGIT | 1u << SL_FC_GROUPS,
     [GPU_EXPERT] = 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES | 1u << SL_FC_BIAS | 1u << SL_FC_CLAMP,
     [GPU_DELTA] = 1u << SL_FC_OUTS | 1u << SL_FC_BIAS | 1u << SL_FC_IN_PLACE,
+    [GPU_DELTA_CHUNK] = 1u << SL_FC_OUTS,
 };
 
 static sl_gpu_pipeline *make_pipeline(sl_ops_gpu *o, gpu_file file, const char *entry, uint32_t constants,

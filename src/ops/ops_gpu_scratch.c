@@ -18,6 +18,11 @@ static uint8_t *take(cursor *c, uint64_t bytes) {
     return p;
 }
 
+/* Chunks of the delta rule that a step of so many rows has, of which a pass takes SL_DELTA_PLACES at most. */
+static uint64_t delta_places(int64_t rows) {
+    return (uint64_t)sl_min_i64(rows / GPU_CHUNK_ROWS, SL_DELTA_PLACES);
+}
+
 static uint64_t lay_out(const gpu_extent *e, uint8_t *base, gpu_scratch *s) {
     cursor c = {base, 0};
     uint64_t rows = (uint64_t)e->rows, pairs = rows * (uint64_t)e->top_k, f = sizeof(float);
@@ -47,6 +52,7 @@ static uint64_t lay_out(const gpu_extent *e, uint8_t *base, gpu_scratch *s) {
     s->shared_up = take(&c, rows * (uint64_t)e->shared * f);
     s->shared_out = take(&c, rows * (uint64_t)e->hidden * f);
     s->shared_gate = take(&c, rows * f);
+    s->delta_pairs = take(&c, delta_places(e->rows) * (uint64_t)e->delta_heads * SL_DELTA_PAIRS * f);
     return c.at;
 }
 
@@ -65,6 +71,11 @@ static void measure_moe(gpu_extent *e, int64_t rows, int64_t hidden, const sl_mo
     widen(&e->widest, m->shared[SL_PROJ_GATE].matrix.rows);
 }
 
+static void measure_delta(gpu_extent *e, const sl_delta *d) {
+    if (d->key_dim <= GPU_CHUNK_KEY)
+        widen(&e->delta_heads, d->value_heads);
+}
+
 static void measure_op(gpu_extent *e, const sl_program *p, const op *o) {
     const sl_attention *a = &o->u.attention.a;
     if (o->kind == OP_LINEAR || o->kind == OP_GATE_UP || o->kind == OP_LOGITS) /* what may become half */
@@ -73,6 +84,8 @@ static void measure_op(gpu_extent *e, const sl_program *p, const op *o) {
         widen(&e->shared, o->dst.stride);
     else if (o->kind == OP_MOE)
         measure_moe(e, p->max_rows, o->dst.cols, &o->u.moe);
+    else if (o->kind == OP_DELTA)
+        measure_delta(e, &o->u.delta.d);
     else if (o->kind == OP_ATTENTION) {
         widen(&e->heads, a->heads);
         widen(&e->head_dim, a->head_dim);
@@ -119,6 +132,8 @@ uint64_t gpu_scratch_need(int32_t max_rows, int32_t hidden, int32_t widest, cons
     e.delta_layers = delta ? LAYERS_GUESS : 0;
     if (moe)
         measure_moe(&e, max_rows, hidden, moe);
+    if (delta)
+        measure_delta(&e, delta);
     gpu_scratch s = {0};
     return sl_round_up(lay_out(&e, NULL, &s), 4096);
 }

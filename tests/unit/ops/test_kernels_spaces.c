@@ -23,7 +23,8 @@ static const char *const files[] = {"matvec.metal",
                                     "attention_prefill.metal",
                                     "attention_wide.metal",
                                     "heads.metal",
-                                    "delta.metal"};
+                                    "delta.metal",
+                                    "delta_chunk.metal"};
 
 static const kernel_format formats[] = {
     {"f32", 4},         {"f16", 16},        {"bf16", 2},         {"q4_0", 2},     {"q4_1", 4},  {"q5_0", 2},

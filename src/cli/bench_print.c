@@ -54,6 +54,12 @@ static double value_hit_rate(const bench_window *w) {
 static double value_read(const bench_window *w) {
     return (double)w->stats.expert_bytes_read;
 }
+static double value_ahead(const bench_window *w) {
+    return (double)w->stats.prefetch_reads;
+}
+static double value_ahead_used(const bench_window *w) {
+    return w->stats.prefetch_reads ? (double)w->stats.prefetch_used / (double)w->stats.prefetch_reads : 0;
+}
 static double value_wait(const bench_window *w) {
     return (double)w->stats.expert_wait_ns / 1e9;
 }
@@ -87,15 +93,15 @@ static json_t *window_json(const bench_window *w) {
                               (double)s->time_router_ns / 1e9, "expert", (double)s->time_expert_ns / 1e9, "shared",
                               (double)s->time_shared_ns / 1e9, "head", (double)s->time_head_ns / 1e9, "other",
                               (double)s->time_other_ns / 1e9, "delta", (double)s->time_delta_ns / 1e9);
-    return json_pack("{s:f, s:f, s:I, s:I, s:o, s:I, s:f, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "seconds",
-                     w->seconds, "tokens_per_second", w->tokens_per_second, "hits", (json_int_t)s->expert_hits,
-                     "misses", (json_int_t)s->expert_misses, "hit_rate", known(value_hit_rate(w)), "bytes_read",
-                     (json_int_t)s->expert_bytes_read, "wait_seconds", value_wait(w), "evictions",
-                     (json_int_t)s->evictions, "replay_seconds", known(w->replay_seconds), "causal_bound_seconds",
-                     known(w->bound_seconds), "share_of_causal_bound", known(value_share_of_bound(w)),
-                     "ideal_bound_seconds", known(w->ideal_seconds), "share_of_ideal_bound",
-                     known(value_share_of_ideal(w)), "memory_read_bytes_per_second", known(w->memory_read), "times",
-                     times);
+    return json_pack(
+        "{s:f, s:f, s:I, s:I, s:o, s:I, s:f, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I}", "seconds", w->seconds,
+        "tokens_per_second", w->tokens_per_second, "hits", (json_int_t)s->expert_hits, "misses",
+        (json_int_t)s->expert_misses, "hit_rate", known(value_hit_rate(w)), "bytes_read",
+        (json_int_t)s->expert_bytes_read, "wait_seconds", value_wait(w), "evictions", (json_int_t)s->evictions,
+        "replay_seconds", known(w->replay_seconds), "causal_bound_seconds", known(w->bound_seconds),
+        "share_of_causal_bound", known(value_share_of_bound(w)), "ideal_bound_seconds", known(w->ideal_seconds),
+        "share_of_ideal_bound", known(value_share_of_ideal(w)), "memory_read_bytes_per_second", known(w->memory_read),
+        "times", times, "read_ahead", (json_int_t)s->prefetch_reads, "read_ahead_used", (json_int_t)s->prefetch_used);
 }
 
 static json_t *decode_json(const bench_result *r, const sl_engine_info *info) {
@@ -162,6 +168,9 @@ static void print_decode(const bench_result *r, const sl_engine_info *info) {
     printf("          hit rate %.1f %%, %s read per token, waited %.2f of %.2f s\n", 100 * median_of(r, value_hit_rate),
            cli_size((uint64_t)(median_of(r, value_read) / r->decode_tokens), a), median_of(r, value_wait),
            median_of(r, value_seconds));
+    if (median_of(r, value_ahead) > 0)
+        printf("          %.1f experts read ahead per token, %.0f %% of them asked for\n",
+               median_of(r, value_ahead) / r->decode_tokens, 100 * median_of(r, value_ahead_used));
     if (median_of(r, value_bound) > 0)
         printf("          causal bound %.2f tokens/s: decode reaches %.1f %% of it; its reads alone take %.2f s (%s)\n",
                r->decode_tokens / median_of(r, value_bound), 100 * median_of(r, value_share_of_bound),

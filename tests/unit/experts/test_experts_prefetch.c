@@ -142,6 +142,36 @@ static void a_guess_never_pushes_out_its_own_layer(void **state) {
     model_free(&m);
 }
 
+/* For the bound of a run: what it would have read without guesses. */
+static void the_trace_tells_guesses_and_whether_they_were_right(void **state) {
+    rng r = rng_start("prefetch trace");
+    model m;
+    make_model(&m, &r);
+    store s;
+    store_make(&s, &m,
+               &(store_spec){.top_k = 4, .max_slots = 24, .slab_bytes = 1 << 18, .prefetch = SL_PREFETCH_ROUTER},
+               reader_plain());
+    sl_experts_trace(s.e, true);
+    int32_t a[] = {1, 2}, guess[] = {3, 9}, b[] = {4, 9};
+    store_run(&s, 0, a, 2, SL_ORDER_READY, 2);
+    store_guess(&s, guess, 2);
+    store_run(&s, 0, a, 2, SL_ORDER_READY, 2);
+    store_settle(&s);
+    store_run(&s, 1, b, 2, SL_ORDER_READY, 2);
+    const sl_trace_read *trace;
+    size_t n = sl_experts_trace_get(s.e, &trace), guesses = 0, used = 0, plain = 0;
+    for (size_t i = 0; i < n; i++) {
+        guesses += trace[i].guess;
+        used += trace[i].used;
+        plain += !trace[i].guess && trace[i].layer == 1;
+    }
+    assert_true(guesses > 0 && used > 0 && plain > 0 && used < guesses);
+    assert_int_equal(s.e->layer[1].slot[9]->areas, used);
+    assert_int_equal(s.e->layer[1].slot[4]->areas, plain);
+    store_free(&s);
+    model_free(&m);
+}
+
 /* Ids that the next layer does not have, or after the last layer, are nobody's. */
 static void guesses_outside_the_model_are_ignored(void **state) {
     rng r = rng_start("prefetch outside");
@@ -381,6 +411,7 @@ int main(void) {
         cmocka_unit_test(guesses_wait_for_the_disk_and_leave_claims_alone),
         cmocka_unit_test(a_guess_never_pushes_out_its_own_layer),
         cmocka_unit_test(a_guess_that_fails_is_forgotten),
+        cmocka_unit_test(the_trace_tells_guesses_and_whether_they_were_right),
         cmocka_unit_test(guesses_outside_the_model_are_ignored),
         cmocka_unit_test(guesses_are_made_only_where_they_shorten_the_waits),
         cmocka_unit_test(statistics_count_what_was_read),

@@ -256,9 +256,28 @@ static size_t put_is_defined(tr *m, size_t i) {
     return msl_behind(m, i + 1);
 }
 
+/* `[[gnu::packed]]` at i. */
+static bool packs(const tr *m, size_t i) {
+    return msl_attribute_at(m, i) && msl_here(m, i + 2, "gnu") && msl_here(m, i + 3, "::") &&
+           (msl_here(m, i + 4, "packed") || msl_here(m, i + 4, "__packed__")) && m->match[i + 1] == i + 5;
+}
+
+/* `coherent(device)` at i, which says what threads agree on: behind it. */
+static size_t behind_coherent(const tr *m, size_t i) {
+    bool scoped = msl_here(m, i, "coherent") && msl_here(m, i + 1, "(") && m->match[i + 1] == i + 3;
+    return scoped && (msl_is_address_space(msl_at(m, i + 2)) || msl_here(m, i + 2, "system")) ? i + 4 : i;
+}
+
+static size_t put_packed(tr *m, size_t i) {
+    if (!packs(m, i))
+        return i;
+    msl_put(m, i, "__attribute__((packed))");
+    return msl_behind(m, i);
+}
+
 /* `__attribute__((x))`: kept where it decides over layout. */
 static size_t attribute_end(const tr *m, size_t i) {
-    if (msl_attribute_at(m, i))
+    if (msl_attribute_at(m, i) && !packs(m, i))
         return msl_behind(m, i);
     size_t end = msl_skip_gnu(m, i);
     if (end > i && msl_here(m, i, "__attribute__"))
@@ -475,6 +494,10 @@ bool msl_emit(tr *m, size_t begin, size_t end) {
             next = put_is_defined(m, i);
         if (next == i && !m->out_muted)
             next = put_atomic(m, i);
+        if (next == i)
+            next = put_packed(m, i);
+        if (next == i)
+            next = behind_coherent(m, i);
         if (next == i && !m->out_muted && msl_here(m, i, "=") && !put_filled_array(m, i, end, &next))
             return false;
         if (next == i && !m->out_muted && m->has_halves && msl_here(m, i, "?") && !put_conditional(m, i, end, &next))

@@ -12,6 +12,7 @@ typedef struct evaluator {
 } evaluator;
 
 static bool expression(evaluator *e, int least, int64_t *v);
+static bool unary(evaluator *e, int64_t *v);
 
 static bool at(const evaluator *e, const char *s) {
     return e->t < e->end && msl_is(e->t, s);
@@ -52,9 +53,47 @@ static bool character(const msl_token *t, int64_t *v) {
     return false;
 }
 
+/* v as a value of the type; false: it is none of these. */
+static bool converted(const msl_token *type, int64_t *v) {
+    static const struct {
+        const char *name;
+        int bits; /* < 0: signed */
+    } types[] = {{"int", -32},     {"uint", 32},     {"long", -64},    {"ulong", 64},    {"short", -16},
+                 {"ushort", 16},   {"char", -8},     {"uchar", 8},     {"unsigned", 32}, {"int32_t", -32},
+                 {"uint32_t", 32}, {"int64_t", -64}, {"uint64_t", 64}, {"size_t", 64},   {"int16_t", -16},
+                 {"uint16_t", 16}, {"int8_t", -8},   {"uint8_t", 8}};
+    for (size_t i = 0; i < SL_COUNT(types); i++)
+        if (msl_is(type, types[i].name)) {
+            unsigned gone = 64u - (unsigned)abs(types[i].bits);
+            uint64_t up = (uint64_t)*v << gone;
+            *v = types[i].bits < 0 ? (int64_t)up >> gone : (int64_t)(up >> gone);
+            return true;
+        }
+    return false;
+}
+
+/* `int(x)`, `(int)x` and `static_cast<int>(x)`, which headers write whose indices are enumerators of a class. *is: it
+ * is one of these. */
+static bool cast(evaluator *e, int64_t *v, bool *is) {
+    size_t left = (size_t)(e->end - e->t), type = msl_is(e->t, "static_cast") ? 2 : 0;
+    int64_t none = 0;
+    bool c_style = msl_is(e->t, "(") && left > 3 && msl_is(e->t + 2, ")");
+    type = c_style ? 1 : type;
+    *is = left > type + 2 && converted(e->t + type, &none) && (type != 0 || msl_is(e->t + 1, "(")) &&
+          (type != 2 || (msl_is(e->t + 1, "<") && msl_is(e->t + 3, ">")));
+    if (!*is)
+        return false;
+    const msl_token *to = e->t + type;
+    e->t += c_style ? 3 : type == 2 ? 4 : 1;
+    return (c_style ? unary(e, v) : take(e, "(") && expression(e, 0, v) && take(e, ")")) && converted(to, v);
+}
+
 static bool primary(evaluator *e, int64_t *v) {
     if (e->t >= e->end)
         return false;
+    bool is_cast, value = cast(e, v, &is_cast);
+    if (is_cast)
+        return value;
     if (take(e, "("))
         return expression(e, 0, v) && take(e, ")");
     const msl_token *t = e->t;

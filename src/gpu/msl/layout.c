@@ -107,6 +107,21 @@ static bool bound(const scope *s, const msl_token *name, msl_range *argument, co
     return false;
 }
 
+/* Is `name` behind `scope::` the one that msl_lookup finds by itself? An enumerator is, where the scope is its own
+ * enumeration, and what a namespace holds (a name that is declared twice is no value). A struct's members are not. */
+static bool named_in(const tr *m, size_t qualifier, const msl_token *name) {
+    const msl_symbol *s = msl_lookup(m, msl_at(m, qualifier)), *found = msl_lookup(m, name);
+    if (!s || !found)
+        return found != NULL;
+    size_t open = s->range.end;
+    if (s->kind != MSL_SYMBOL_TYPE || s->twice || !msl_here(m, s->range.begin, "enum") || !msl_here(m, open, "{"))
+        return false;
+    for (size_t k = open + 1; k < m->match[open]; k++)
+        if (msl_at(m, k)->text == found->name.text)
+            return true;
+    return false;
+}
+
 static bool operand(void *user, const msl_token *t, size_t n, size_t *used, int64_t *value) {
     const scope *s = user;
     const tr *m = s->m;
@@ -122,9 +137,13 @@ static bool operand(void *user, const msl_token *t, size_t n, size_t *used, int6
         return l.size != 0;
     }
     *used = 1;
+    while (*used + 2 <= n && msl_here(m, i + *used, "::") && msl_name_at(m, i + *used + 1))
+        *used += 2;
+    if (*used > 1 && !named_in(m, i + *used - 3, t = msl_at(m, i + *used - 1)))
+        return false;
     msl_range r;
     const msl_binding *outer;
-    if (bound(s, t, &r, &outer)) {
+    if (*used == 1 && bound(s, t, &r, &outer)) {
         scope inner = inside(s, outer);
         return value_of(&inner, r, value);
     }

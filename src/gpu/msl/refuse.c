@@ -16,6 +16,8 @@ static const char *const forbidden[][2] = {
     {"dynamic_cast", "dynamic_cast is not part of Metal"},
     {"typeid", "typeid is not part of Metal"},
     {"thread_local", "thread_local is not part of Metal"},
+    {"ext_vector_type", "the compiler's own vector types are not supported: Metal has vec<T, n>"},
+    {"vector_size", "the compiler's own vector types are not supported: Metal has vec<T, n>"},
 };
 
 /* Words of Metal that stand for what is not supported; with `<`, only as a template's name. */

@@ -165,6 +165,7 @@ struct msl_module {
     msl_storage *storage;
     size_t storage_count, storage_capacity;
     int sites; /* of threadgroup storage */
+    int packs; /* nesting of #pragma pack */
 
     msl_kernel *kernels;
     size_t kernel_count;

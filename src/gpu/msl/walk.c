@@ -117,6 +117,7 @@ static bool declare_record(tr *m, msl_range head, size_t i, size_t open, size_t 
     msl_symbol s = {.name = *msl_at(m, name), .kind = MSL_SYMBOL_STRUCT, .range = {open + 1, m->match[open]}};
     s.parameters = head;
     s.is_union = msl_here(m, i, "union");
+    s.twice = m->packs > 0; /* size not worked out */
     bool tagged = name < open;
     for (size_t k = i; k < end; k = k == open ? m->match[open] : k + 1) {
         s.packed |= msl_here(m, k, "packed") || msl_here(m, k, "__packed__");
@@ -216,6 +217,14 @@ static bool specialises_library(const tr *m, const walk *w, size_t i, size_t *na
     return msl_here(m, *name + 1, "<") && (qualified || !msl_lookup(m, msl_at(m, *name)));
 }
 
+/* `struct s { .. } __attribute__((packed));`: said before the name too, where nvcc reads it. */
+static bool put_attributes_behind(tr *m, size_t open, size_t end) {
+    for (size_t k = m->match[open] + 1; k < end; k = msl_behind(m, k))
+        if (msl_here(m, k, "__attribute__") && !msl_emit(m, k, msl_skip_gnu(m, k)))
+            return false;
+    return true;
+}
+
 /* The struct at i, with its head, its name and where its body opens (name 0: none); through `;`. */
 static bool record(tr *m, const walk *w, msl_range head, size_t i, size_t name, size_t open, size_t *next) {
     size_t end = behind_semicolon(m, i, w->end), at;
@@ -242,7 +251,8 @@ static bool record(tr *m, const walk *w, msl_range head, size_t i, size_t name, 
     size_t outer = m->record_at;
     m->record_at = open;
     bool qualified = name > record_name(m, i); /* `metal::x`, whose namespace is open */
-    bool ok = msl_emit(m, i, qualified ? i + 1 : open + 1) && (!qualified || msl_emit(m, name, open + 1)) &&
+    bool ok = msl_emit(m, i, i + 1) && put_attributes_behind(m, open, end) &&
+              msl_emit(m, qualified ? name : i + 1, open + 1) &&
               msl_walk(m, open + 1, m->match[open], text, w->depth + 1);
     m->record_at = outer;
     msl_put_swizzle_members(m, open);
@@ -252,10 +262,10 @@ static bool record(tr *m, const walk *w, msl_range head, size_t i, size_t name, 
 
 /* ---- declarations ------------------------------------------------------------------------------------------------ */
 
-/* Vertex, fragment and other functions of the graphics pipeline are left out, as are functions called by tables. */
+/* Vertex, fragment and other functions of the graphics pipeline are left out; a visible function is one that kernels
+ * may call by its name too. */
 static bool graphics_function(const tr *m, size_t i, size_t end, size_t *next) {
-    static const char *const words[] = {"vertex",  "fragment",     "mesh",  "object",
-                                        "visible", "intersection", "patch", NULL};
+    static const char *const words[] = {"vertex", "fragment", "mesh", "object", "intersection", "patch", NULL};
     size_t j = i;
     bool found = false;
     for (;;) {
@@ -329,7 +339,7 @@ static bool statement(tr *m, const walk *w, msl_range head, size_t i, size_t *ne
     size_t open = msl_here(m, i, "typedef") && is_record_word(m, i + 1) ? record_body(m, i + 1, *next) : *next;
     if (open >= *next)
         return msl_emit(m, head.begin, head.end) && msl_emit(m, i, *next);
-    if (!msl_emit(m, i, m->match[open]))
+    if (!msl_emit(m, i, i + 2) || !put_attributes_behind(m, open, *next) || !msl_emit(m, i + 2, m->match[open]))
         return false;
     msl_put_swizzle_members(m, open);
     return msl_emit(m, m->match[open], *next);
@@ -397,13 +407,32 @@ static bool template_heads(tr *m, size_t i, size_t end, msl_range *head, size_t 
     return true;
 }
 
+/* `#pragma pack(push, 1)` at i; other pragmas mean nothing between declarations. */
+static bool put_pack(tr *m, size_t i) {
+    const msl_token *t = msl_at(m, i);
+    char text[48];
+    if (t->size < 6 || t->size >= sizeof text || memcmp(t->text, "pack", 4) != 0)
+        return true;
+    memcpy(text, t->text, t->size);
+    text[t->size] = 0;
+    if (strspn(text + 4, " \t(),0123456789pusho") != t->size - 4)
+        return true;
+    bool number = strpbrk(text, "0123456789") != NULL;
+    if (strstr(text, "push") || number)
+        m->packs++;
+    else if (m->packs > 0)
+        m->packs--;
+    msl_put(m, i, " _Pragma(\"%s\") ", text);
+    return true;
+}
+
 static bool one(tr *m, const walk *w, size_t i, size_t *next) {
     msl_range head;
     const msl_token *t = msl_at(m, i);
     size_t open;
     if (t->kind == MSL_PRAGMA || msl_is(t, ";") || msl_is(t, "}")) {
         *next = i + 1;
-        return t->kind == MSL_PRAGMA || msl_emit(m, i, i + 1);
+        return t->kind == MSL_PRAGMA ? put_pack(m, i) : msl_emit(m, i, i + 1);
     }
     if (msl_is(t, "extern") && msl_at(m, i + 1)->kind == MSL_STRING && msl_here(m, i + 2, "{")) {
         *next = msl_behind(m, i + 2);

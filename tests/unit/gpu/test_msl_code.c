@@ -97,6 +97,14 @@ static void kernel_and_coherent_are_names_too(void **state) {
           "MSL_FN void f ( int * a ) { }");
 }
 
+static void packing_is_kept(void **state) {
+    (void)state;
+    check("struct [[gnu::packed]] S { uchar a; float b; };",
+          "struct __attribute__((packed)) S { uchar a ; float b ; } ;");
+    check("#pragma pack(push, 1)\nstruct S { uchar a; float b; };\n#pragma pack(pop)\n#pragma mark x\n",
+          "_Pragma(\"pack(push, 1)\") struct S { uchar a ; float b ; } ; _Pragma(\"pack(pop)\") ");
+}
+
 static void enums_of_headers_that_a_host_shares(void **state) {
     (void)state;
     check("typedef enum A : metal::int32_t A; enum A : metal::int32_t { a, b = 4 }; float x[b];",
@@ -151,8 +159,8 @@ static char *compile(const char *compiler, const char *suffix, const char *code,
     return sl_buf_take(&out, NULL);
 }
 
-static const char *const sources[] = {"idioms.metal",  "templates.metal", "shared.metal",
-                                      "library.metal", "shapes.metal",    "names.metal"};
+static const char *const sources[] = {"idioms.metal", "templates.metal", "shared.metal", "library.metal",
+                                      "shapes.metal", "names.metal",     "forms.metal"};
 
 static bool have(const char *compiler) {
     char *command = sl_asprintf("command -v %s >/dev/null 2>&1", compiler);
@@ -223,6 +231,7 @@ int main(void) {
         cmocka_unit_test(pragmas_and_attributes),
         cmocka_unit_test(reserved_and_global_names),
         cmocka_unit_test(kernel_and_coherent_are_names_too),
+        cmocka_unit_test(packing_is_kept),
         cmocka_unit_test(enums_of_headers_that_a_host_shares),
         cmocka_unit_test(entries_on_cuda_take_what_their_kernel_does),
         cmocka_unit_test(clang_takes_what_kernels_say),

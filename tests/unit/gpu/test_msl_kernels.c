@@ -76,6 +76,28 @@ static void arguments_have_kind_slot_and_least_bytes(void **state) {
           "f(W3 4 n, B30 16 m)0");
 }
 
+static void indices_are_enumerators_of_classes_and_casts(void **state) {
+    (void)state;
+    check(
+        "enum class A : int { x, y = 4 }; namespace n { constant int z = 6; } kernel void f(device int *a "
+        "[[buffer(int(A::y))]], device int *b [[buffer(static_cast<uint>(A::x))]], device int *c [[buffer((int)A::y + "
+        "1)]], device int *d [[buffer(n::z)]], device int *e [[buffer(uchar(258))]]) {}",
+        "f(W0 4 b, W2 4 e, W4 4 a, W5 4 c, W6 4 d)0");
+    check_error("enum class A { x = 1 }; enum class B { y = 2 }; kernel void f(device int *a [[buffer(int(A::y))]]) {}",
+                "index of a is no number");
+    check_error("struct S { static constexpr constant int n = 1; }; struct T : S {}; kernel void f(device int *a "
+                "[[buffer(T::n)]]) {}",
+                "index of a is no number");
+}
+
+static void sizes_under_a_pragma_are_unknown(void **state) {
+    (void)state;
+    check("#pragma pack(1)\nstruct A { uchar a; float b; };\n#pragma pack()\nstruct B { uchar a; float b; };\n"
+          "kernel void f(constant A &a [[buffer(0)]], constant B &b [[buffer(1)]]) {}",
+          "f(B0 1 a, B1 8 b)0");
+    check_error("typedef float f4 __attribute__((ext_vector_type(4)));", "vec<T, n>");
+}
+
 static void types_that_a_host_shares_have_sizes(void **state) {
     (void)state;
     check("typedef enum Slot { first = 2, second } Slot; typedef enum M : uchar { m } M; "
@@ -309,6 +331,8 @@ static void errors_name_file_and_line(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(arguments_have_kind_slot_and_least_bytes),
+        cmocka_unit_test(indices_are_enumerators_of_classes_and_casts),
+        cmocka_unit_test(sizes_under_a_pragma_are_unknown),
         cmocka_unit_test(types_that_a_host_shares_have_sizes),
         cmocka_unit_test(arguments_without_index_take_the_next_free_slot),
         cmocka_unit_test(members_of_structs_passed_by_value_are_arguments),

@@ -131,8 +131,15 @@ template <class T> MSL_C void assert(const T &) {}
 } // namespace metal
 } // namespace msl_unit
 
-/* clang's, in sources that count bits in constant expressions. */
+/* clang's, in sources that count bits in constant expressions, or turn words. */
 #ifdef SL_MSL_CUDA
+namespace msl_unit {
+namespace metal {
+MSL_I ulong msl_swap_bytes(ulong x) {
+    return (ulong)::__byte_perm((uint)x, 0, 0x0123) << 32 | ::__byte_perm((uint)(x >> 32), 0, 0x0123);
+}
+} // namespace metal
+} // namespace msl_unit
 #define __builtin_ctz(x)        ((int)::msl_unit::metal::msl_ctz((::msl_unit::metal::uint)(x)))
 #define __builtin_ctzl(x)       ((int)::msl_unit::metal::msl_ctz((::msl_unit::metal::ulong)(x)))
 #define __builtin_clz(x)        ((int)::msl_unit::metal::msl_clz((::msl_unit::metal::uint)(x)))
@@ -140,4 +147,22 @@ template <class T> MSL_C void assert(const T &) {}
 #define __builtin_popcount(x)   ((int)::msl_unit::metal::msl_popcount((::msl_unit::metal::uint)(x)))
 #define __builtin_popcountl(x)  ((int)::msl_unit::metal::msl_popcount((::msl_unit::metal::ulong)(x)))
 #define __builtin_unreachable() __trap()
+#define __builtin_clzll(x)      __builtin_clzl(x)
+#define __builtin_ctzll(x)      __builtin_ctzl(x)
+#define __builtin_popcountll(x) __builtin_popcountl(x)
+#define __builtin_bswap16(x)    ((::msl_unit::metal::ushort)(::__byte_perm((::msl_unit::metal::uint)(x), 0, 0x4401)))
+#define __builtin_bswap32(x)    (::__byte_perm((::msl_unit::metal::uint)(x), 0, 0x0123))
+#define __builtin_bswap64(x)    (::msl_unit::metal::msl_swap_bytes((::msl_unit::metal::ulong)(x)))
+#define __builtin_rotateleft8(x, n)                                                                                    \
+    (::msl_unit::metal::msl_rotate((::msl_unit::metal::uchar)(x), (::msl_unit::metal::uchar)(n)))
+#define __builtin_rotateleft16(x, n)                                                                                   \
+    (::msl_unit::metal::msl_rotate((::msl_unit::metal::ushort)(x), (::msl_unit::metal::ushort)(n)))
+#define __builtin_rotateleft32(x, n)                                                                                   \
+    (::msl_unit::metal::msl_rotate((::msl_unit::metal::uint)(x), (::msl_unit::metal::uint)(n)))
+#define __builtin_rotateleft64(x, n)                                                                                   \
+    (::msl_unit::metal::msl_rotate((::msl_unit::metal::ulong)(x), (::msl_unit::metal::ulong)(n)))
+#define __builtin_rotateright32(x, n) __builtin_rotateleft32(x, 0u - (::msl_unit::metal::uint)(n))
+#define __builtin_rotateright64(x, n) __builtin_rotateleft64(x, 0ul - (::msl_unit::metal::ulong)(n))
+#define __builtin_bitreverse32(x)     (::msl_unit::metal::msl_reverse((::msl_unit::metal::uint)(x)))
+#define __builtin_bitreverse64(x)     (::msl_unit::metal::msl_reverse((::msl_unit::metal::ulong)(x)))
 #endif

@@ -40,6 +40,9 @@ template <class T, int C = 8, int R = C> MSL_I simdgroup_matrix<T, C, R> make_fi
     m.msl_e = vec<T, 2>(v);
     return m;
 }
+template <class T, int C = 8, int R = C> MSL_I simdgroup_matrix<T, C, R> make_diagonal_simdgroup_matrix(T v) {
+    return simdgroup_matrix<T, C, R>(v);
+}
 
 template <class T, class P>
 MSL_I void simdgroup_load(simdgroup_matrix<T, 8, 8> &d, const P *p, ulong elements_per_row = 8,

@@ -31,6 +31,13 @@ struct selector {
     const char *name;
 };
 
+/* ---- kept.c ------------------------------------------------------------------------------------------------------ */
+
+/* Where the soft device's payload for this generated code is kept; allocated. NULL: nowhere. */
+char *kept_path(const char *text, size_t size, bool fast_math);
+bool kept_read(const char *path, sl_buf *out);
+void kept_write(const char *path, const sl_buf *payload);
+
 /* ---- runtime.c --------------------------------------------------------------------------------------------------- */
 
 extern standin_control control;

@@ -61,9 +61,15 @@ static bool soft_load(code *c, char *message, size_t size) {
     o.fast_math = c->fast_math;
     gpu_source s = {"program_source", c->source, strlen(c->source), &o, c->module};
     sl_buf payload = {0};
-    bool ok = gpu_driver_soft.compile(device, &s, &payload, &e);
+    size_t code_size;
+    const char *translated = msl_module_code(c->module, &code_size);
+    char *path = kept_path(translated, code_size, c->fast_math);
+    bool kept = kept_read(path, &payload), ok = kept || gpu_driver_soft.compile(device, &s, &payload, &e);
+    if (ok && !kept)
+        kept_write(path, &payload);
     if (ok)
         c->library = gpu_driver_soft.library_load(device, payload.data, payload.size, &e);
+    free(path);
     sl_buf_free(&payload);
     return c->library || say_diagnostic(&e, message, size);
 }

@@ -186,6 +186,144 @@ static void attention_is_the_cpus(void **state) {
         compare_attention(&cases[i]);
 }
 
+/* A step of rows that no operation looks at but for their number. */
+static bool run_alone(rig *g, sl_program *p, int32_t rows, sl_error *err) {
+    int32_t *zeros = rig_memory(g, (size_t)rows * sizeof *zeros);
+    return sl_program_run(p, &(sl_step){.rows = rows, .token = zeros, .seq = zeros, .position = zeros}, err);
+}
+
+/* ---- a matrix for each head -------------------------------------------------------------------------------------- */
+
+typedef struct heads_case {
+    sl_head_linear h;
+    sl_format_id format;
+    int32_t rows;
+} heads_case;
+
+/* The view that it wrote. */
+static sl_view run_heads(rig *g, const heads_case *c) {
+    rng r = {seed + 1};
+    sl_error err = {0};
+    const sl_head_linear *h = &c->h;
+    sl_matrix m = rig_matrix(g, &r, c->format, (int64_t)h->heads * h->rows_per_head,
+                             h->transposed ? h->out_dim : h->in_dim, 0.5f, NULL);
+    sl_weight weight = rig_weight(g, &m);
+    sl_view src = random_view(g, &r, c->rows, h->heads * (h->in_dim + h->tail), 3, 1);
+    sl_view dst = rig_view(g, SL_ROWS_ALL, c->rows, h->heads * (h->out_dim + h->tail), 5);
+    sl_head_linear op = *h;
+    op.weight = &weight;
+    sl_program *p = sl_program_new(g->ops, c->rows, 1, &err);
+    sl_op_head_linear(p, dst, src, &op);
+    if (!sl_program_end(p, &err) || !run_alone(g, p, c->rows, &err))
+        fail_msg("%s", err.message);
+    sl_program_free(p);
+    return dst;
+}
+
+static void a_matrix_for_each_head_is_the_cpus(void **state) {
+    static const heads_case cases[] = {
+        {{.heads = 3, .in_dim = 96, .out_dim = 37, .first_row = 2, .rows_per_head = 41}, SL_Q8_0, 3},
+        {{.heads = 3, .in_dim = 96, .out_dim = 70, .first_row = 2, .rows_per_head = 75}, SL_Q8_0, 37},
+        {{.heads = 5, .in_dim = 37, .out_dim = 45, .tail = 7, .rows_per_head = 50, .transposed = true}, SL_F32, 2},
+        {{.heads = 5, .in_dim = 70, .out_dim = 45, .tail = 7, .rows_per_head = 90, .transposed = true}, SL_F32, 19},
+    };
+    for (size_t i = 0; i < SL_COUNT(cases); i++) {
+        const heads_case *c = &cases[i];
+        rig cpu, gpu;
+        assert_true(open_rig(&cpu, false, false));
+        if (!open_rig(&gpu, true, false)) {
+            rig_close(&cpu);
+            skip();
+        }
+        sl_view want = run_heads(&cpu, c), got = run_heads(&gpu, c);
+        double e = rig_view_error(&gpu, &got, &cpu, &want, c->rows);
+        print_message("%d rows of %d heads: %.2g\n", c->rows, c->h.heads, e);
+        assert_true(e <= (c->rows < 16 ? 1e-5 : 3e-3));
+        rig_close(&cpu);
+        rig_close(&gpu);
+    }
+}
+
+/* ---- experts whose rows of gate and up alternate ----------------------------------------------------------------- */
+
+typedef struct moe_case {
+    sl_format_id format;
+    int32_t experts, top_k, hidden, inner, rows;
+    bool biases;
+} moe_case;
+
+static void make_expert(rig *g, rng *r, const moe_case *c, sl_matrix m[SL_PROJ_COUNT]) {
+    m[SL_PROJ_GATE] = rig_matrix(g, r, c->format, 2 * c->inner, c->hidden, 0.3f, NULL);
+    m[SL_PROJ_UP] = (sl_matrix){.part[0] = m[SL_PROJ_GATE].part[0]}; /* of no rows */
+    m[SL_PROJ_DOWN] = rig_matrix(g, r, c->format, c->hidden, c->inner, 0.3f, NULL);
+}
+
+static void make_biases(rig *g, rng *r, const moe_case *c, sl_moe *moe) {
+    for (int i = 0; i < SL_PROJ_COUNT && c->biases; i++) {
+        sl_matrix b = rig_matrix(g, r, SL_F32, c->experts, i == SL_PROJ_DOWN ? c->hidden : c->inner, 1, NULL);
+        moe->bias[i] = rig_weight(g, &b);
+    }
+}
+
+static sl_view run_alternating(rig *g, source *src, const moe_case *c) {
+    rng r = {seed + 2};
+    sl_error err = {0};
+    sl_matrix router = rig_matrix(g, &r, SL_F32, c->experts, c->hidden, 0.5f, NULL);
+    sl_moe moe = {.experts = c->experts,
+                  .top_k = c->top_k,
+                  .kind = SL_ROUTER_SOFTMAX_CHOSEN,
+                  .swiglu_limit = c->biases ? 7 : 0,
+                  .swiglu_alpha = 1.702f,
+                  .router = rig_weight(g, &router),
+                  .alternating = true};
+    for (int32_t e = 0; e < c->experts; e++)
+        make_expert(g, &r, c, src->matrix[0][e]);
+    for (int i = 0; i < SL_PROJ_COUNT; i++) {
+        moe.proj[i] = src->matrix[0][0][i];
+        moe.proj[i].part[0] = NULL;
+    }
+    make_biases(g, &r, c, &moe);
+    sl_view x = random_view(g, &r, c->rows, c->hidden, 3, 1), residual = random_view(g, &r, c->rows, c->hidden, 5, 1);
+    src->experts = c->experts;
+    sl_expert_source s = source_of(src);
+    sl_ops_set_experts(g->ops, &s);
+    sl_program *p = sl_program_new(g->ops, c->rows, 1, &err);
+    sl_op_moe(p, residual, x, &moe);
+    if (!sl_program_end(p, &err) || !run_alone(g, p, c->rows, &err))
+        fail_msg("%s", err.message);
+    if (*src->wrong)
+        fail_msg("%s", src->wrong);
+    sl_program_free(p);
+    return residual;
+}
+
+/* Rows of 18 bytes: the second one's begin at another alignment than the first one's. */
+static void alternating_gate_and_up_are_the_cpus(void **state) {
+    static const moe_case cases[] = {
+        {SL_F32, 5, 2, 45, 19, .rows = 3, .biases = true},
+        {SL_F32, 5, 2, 45, 19, .rows = 21, .biases = true},
+        {SL_Q4_0, 7, 3, 32, 32, .rows = 4},
+        {SL_Q4_0, 7, 3, 32, 64, .rows = 40, .biases = true},
+    };
+    for (size_t i = 0; i < SL_COUNT(cases); i++) {
+        const moe_case *c = &cases[i];
+        rig cpu, gpu;
+        static source of_cpu, of_gpu;
+        of_cpu = of_gpu = (source){.r = {i}};
+        assert_true(open_rig(&cpu, false, false));
+        if (!open_rig(&gpu, true, false)) {
+            rig_close(&cpu);
+            skip();
+        }
+        sl_view want = run_alternating(&cpu, &of_cpu, c), got = run_alternating(&gpu, &of_gpu, c);
+        double e = rig_view_error(&gpu, &got, &cpu, &want, c->rows);
+        print_message("%s, %d rows: %.2g\n", sl_format_get(c->format)->name, c->rows, e);
+        assert_true(e <= (c->rows < 16 ? 1e-5 : 5e-3));
+        rig_close(&cpu);
+        rig_close(&gpu);
+    }
+}
+
 static void kv_in_too_many_pieces_is_said(void **state) {
     sl_error err = {0};
     attention_case c = {SL_KV_F16, 2, 1, 64, .rows = 1, .position = 65, .pages = 1024};
@@ -202,6 +340,8 @@ static void kv_in_too_many_pieces_is_said(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_is_the_cpus),
+        cmocka_unit_test(a_matrix_for_each_head_is_the_cpus),
+        cmocka_unit_test(alternating_gate_and_up_are_the_cpus),
         cmocka_unit_test(a_context_of_64k_lies_in_any_number_of_slabs),
         cmocka_unit_test(kv_in_too_many_pieces_is_said),
     };

@@ -93,7 +93,10 @@ static void ignore_beyond(int64_t index, const char *type, const void *pc) {
 }
 
 SOFT_ON_FIBER static void checked_hint(const volatile void *address, uint32_t size) {
-    soft_check_access((const void *)(uintptr_t)address, size, SOFT_ATOMIC, __builtin_return_address(0));
+    const void *at = (const void *)(uintptr_t)address, *pc = __builtin_return_address(0);
+    if ((uintptr_t)address % size)
+        soft_check_misaligned(at, size, "an atomic", pc);
+    soft_check_access(at, size, SOFT_ATOMIC, pc);
 }
 
 SOFT_ON_FIBER static void checked_read(const void *address, uint32_t size, const void *pc) {

@@ -319,6 +319,21 @@ SOFT_ON_FIBER void soft_check_access(const void *address, uint32_t size, soft_ho
     f->beyond = 0;
 }
 
+/* A type as the kernel's author wrote it. */
+static void copy_type(char to[64], const char *type) {
+    static const char *const names[] = {"msl_unit::", "msl_user::", "metal::"};
+    size_t n = 0;
+    while (*type && n + 1 < 64) {
+        size_t skip = 0;
+        for (size_t i = 0; i < SL_COUNT(names) && !skip; i++)
+            skip = strncmp(type, names[i], strlen(names[i])) == 0 ? strlen(names[i]) : 0;
+        if (!skip)
+            to[n++] = *type;
+        type += skip ? skip : 1;
+    }
+    to[n] = 0;
+}
+
 /* The access comes next. If it is to memory that is watched, it may be found out of bounds, which says more; it may
  * also stay in memory of its own (a row of a matrix, a member of a struct), and the kernel goes on. */
 SOFT_ON_FIBER void soft_check_beyond(int64_t index, const char *type, const void *pc) {
@@ -326,7 +341,7 @@ SOFT_ON_FIBER void soft_check_beyond(int64_t index, const char *type, const void
     soft_check *c = f->worker->job->check;
     soft_report r = new_report(f, SOFT_BEYOND_ARRAY, SOFT_READS, 0, pc);
     r.offset = index;
-    snprintf(r.name, sizeof r.name, "%s", type);
+    copy_type(r.name, type);
     f->beyond = soft_report_add(c, &r) ? c->reports : 0;
 }
 
@@ -338,7 +353,7 @@ SOFT_ON_FIBER void soft_check_misaligned(const void *address, uint32_t alignment
     soft_check *c = w->job->check;
     uintptr_t a = (uintptr_t)address;
     soft_report r = new_report(f, SOFT_MISALIGNED, SOFT_READS, alignment, pc);
-    snprintf(r.type, sizeof r.type, "%s", type);
+    copy_type(r.type, type);
     if (a - (uintptr_t)w->arena < SOFT_ARENA)
         name_variable(w, nearest_variable(w, (uint32_t)(a - (uintptr_t)w->arena)), (uint32_t)(a - (uintptr_t)w->arena),
                       &r);

@@ -3,14 +3,16 @@
  * not instrumented. memcpy and its like are here because older compilers call them by those names. */
 #include "gpu/soft/soft.h"
 
+/* An access that the compiler takes for an aligned one; of what it copies as a whole it checks no types. */
 #define ACCESS(n)                                                                                                      \
-    "SOFT_HOOK(void __tsan_read" #n "(void *p)) { SOFT_READ(p, " #n "); }\n"                                           \
-    "SOFT_HOOK(void __tsan_write" #n "(void *p)) { SOFT_WRITE(p, " #n "); }\n"                                         \
+    "SOFT_HOOK(void __tsan_read" #n "(void *p)) { SOFT_ALIGNED(p, " #n "); SOFT_READ(p, " #n "); }\n"                  \
+    "SOFT_HOOK(void __tsan_write" #n "(void *p)) { SOFT_ALIGNED(p, " #n "); SOFT_WRITE(p, " #n "); }\n"                \
     "SOFT_HOOK(void __tsan_unaligned_read" #n "(void *p)) { SOFT_READ(p, " #n "); }\n"                                 \
     "SOFT_HOOK(void __tsan_unaligned_write" #n "(void *p)) { SOFT_WRITE(p, " #n "); }\n"                               \
     "SOFT_HOOK(void __tsan_volatile_read" #n "(void *p)) { SOFT_READ(p, " #n "); }\n"                                  \
     "SOFT_HOOK(void __tsan_volatile_write" #n "(void *p)) { SOFT_WRITE(p, " #n "); }\n"                                \
-    "SOFT_HOOK(void __tsan_read_write" #n "(void *p)) { SOFT_READ(p, " #n "); SOFT_WRITE(p, " #n "); }\n"              \
+    "SOFT_HOOK(void __tsan_read_write" #n "(void *p)) { SOFT_ALIGNED(p, " #n "); SOFT_READ(p, " #n                     \
+    "); SOFT_WRITE(p, " #n "); }\n"                                                                                    \
     "SOFT_HOOK(void __tsan_unaligned_read_write" #n "(void *p)) { SOFT_READ(p, " #n "); SOFT_WRITE(p, " #n "); }\n"
 
 /* clang-format off */
@@ -18,6 +20,8 @@ const char soft_hooks_text[] =
     "\n#line 1 \"hooks\"\n"
     "#define SOFT_READ(p, n) do { if (soft_hook) soft_hook->read(p, n, __builtin_return_address(0)); } while (0)\n"
     "#define SOFT_WRITE(p, n) do { if (soft_hook) soft_hook->write(p, n, __builtin_return_address(0)); } while (0)\n"
+    "#define SOFT_ALIGNED(p, n) do { if (soft_hook && (unsigned long)p & ((n < 8 ? n : 8) - 1)) soft_hook->misaligned(p,"
+    " n < 8 ? n : 8, \"a value of \" #n \" bytes\", __builtin_return_address(0)); } while (0)\n"
     "#define SOFT_HOOK(f) extern \"C\" __attribute__((visibility(\"hidden\"), used, noinline, nodebug, "
     "disable_sanitizer_instrumentation, no_builtin)) f\n"
     "static const soft_api *soft_hook;\n"

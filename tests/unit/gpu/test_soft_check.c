@@ -231,6 +231,17 @@ static const fault faults[] = {
       "(0,0,0)"},
      1,
      1},
+    {"a pair stored as a whole",
+     "struct alignas(8) pair { float a, b; };\nKERNEL {\n  *BUFFER(pair, 1) = {0, 1};\n"
+     "  *(pair *)(BUFFER(float, 1) + 1 + BUFFER(const int, 2)[0] * 2) =\n    *BUFFER(pair, 1);\n}\n",
+     {"misaligned: ", "at an address that is no multiple of 8, buffer 1 (out) at byte 12"},
+     1,
+     1},
+    {"an atomic across two words",
+     "KERNEL {\n  atomic_add((int *)(BUFFER(char, 1) + 6), 1);\n}\n",
+     {"misaligned: ", "at an address that is no multiple of 4, buffer 1 (out) at byte 6 (index 1)"},
+     1,
+     1},
     /* sound ones that resemble the others */
     {"bytes of words, and packed structs anywhere",
      "struct __attribute__((packed)) loose { char c; float v; };\nKERNEL {\n"

@@ -75,6 +75,10 @@ MSL_I float2 msl_product(const simdgroup_matrix<A, 8, 8> &a, const simdgroup_mat
         vec<B, 2> b;
     };
     msl_shared<both> s = msl_publish(both{a.msl_e, b.msl_e}, line);
+#ifndef SL_MSL_CUDA
+    if (s.active != 0xffffffffu)
+        msl_api->fail(line, "SIMD-group function under divergence: a product of matrices needs all 32 lanes");
+#endif
     uint row = msl_row(s.lane), column = msl_column(s.lane);
     MSL_UNROLL for (uint k = 0; k < 8; k += 2) {
         vec<A, 2> x = s[msl_holder(row, k)].a;

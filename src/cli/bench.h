@@ -18,10 +18,17 @@ typedef struct bench_window {
     const char *replay_reader;
 } bench_window;
 
+/* One repetition of prefill. */
+typedef struct bench_prefill {
+    double seconds, tokens_per_second;
+    sl_stats stats;
+    double bound_seconds; /* max(what was read at the disk's rate, compute); < 0: nothing was read */
+} bench_prefill;
+
 typedef struct bench_result {
     int prefill_tokens, decode_tokens, warmup, repeat;
-    double *prefill;       /* tokens per second, [repeat]; NULL: none */
-    bench_window *windows; /* [repeat]; NULL: none */
+    bench_prefill *prefill; /* [repeat]; NULL: none */
+    bench_window *windows;  /* [repeat]; NULL: none */
 } bench_result;
 
 double bench_median(const double *values, int n);

@@ -64,6 +64,30 @@ static double value_wait(const bench_window *w) {
     return (double)w->stats.expert_wait_ns / 1e9;
 }
 
+static double prefill_speed(const bench_prefill *p) {
+    return p->tokens_per_second;
+}
+static double prefill_share(const bench_prefill *p) {
+    return p->bound_seconds > 0 ? p->bound_seconds / p->seconds : -1;
+}
+static double prefill_read(const bench_prefill *p) {
+    return (double)p->stats.expert_bytes_read;
+}
+static double prefill_wait(const bench_prefill *p) {
+    return (double)p->stats.expert_wait_ns / 1e9;
+}
+
+static double prefill_median(const bench_result *r, double (*value)(const bench_prefill *p)) {
+    double *v = malloc((size_t)r->repeat * sizeof *v);
+    if (!v)
+        return 0;
+    for (int i = 0; i < r->repeat; i++)
+        v[i] = value(&r->prefill[i]);
+    double m = bench_median(v, r->repeat);
+    free(v);
+    return m;
+}
+
 static double median_of(const bench_result *r, window_value value) {
     double *v = malloc((size_t)r->repeat * sizeof *v);
     if (!v)
@@ -127,10 +151,12 @@ static int print_json(const sl_engine *e, const bench_result *r) {
     if (r->prefill) {
         json_t *list = json_array();
         for (int i = 0; i < r->repeat; i++)
-            json_array_append_new(list, json_real(r->prefill[i]));
+            json_array_append_new(list, json_real(r->prefill[i].tokens_per_second));
         json_object_set_new(doc, "prefill",
-                            json_pack("{s:i, s:f, s:o}", "tokens", r->prefill_tokens, "tokens_per_second",
-                                      bench_median(r->prefill, r->repeat), "repetitions", list));
+                            json_pack("{s:i, s:f, s:f, s:f, s:o, s:o}", "tokens", r->prefill_tokens,
+                                      "tokens_per_second", prefill_median(r, prefill_speed), "bytes_read",
+                                      prefill_median(r, prefill_read), "wait_seconds", prefill_median(r, prefill_wait),
+                                      "share_of_bound", known(prefill_median(r, prefill_share)), "repetitions", list));
     }
     if (r->windows)
         json_object_set_new(doc, "decode", decode_json(r, &info));
@@ -183,10 +209,15 @@ static void print_decode(const bench_result *r, const sl_engine_info *info) {
 }
 
 static void print_prefill(const bench_result *r) {
-    printf("prefill   %8.2f tokens/s   %d tokens, median of", bench_median(r->prefill, r->repeat), r->prefill_tokens);
+    char a[16];
+    printf("prefill   %8.2f tokens/s   %d tokens, median of", prefill_median(r, prefill_speed), r->prefill_tokens);
     for (int i = 0; i < r->repeat; i++)
-        printf(" %.2f", r->prefill[i]);
+        printf(" %.2f", r->prefill[i].tokens_per_second);
     printf("\n");
+    if (prefill_median(r, prefill_share) > 0)
+        printf("          %s read, waited %.2f s; %.1f %% of what the longer of disk and compute allows\n",
+               cli_size((uint64_t)prefill_median(r, prefill_read), a), prefill_median(r, prefill_wait),
+               100 * prefill_median(r, prefill_share));
 }
 
 int bench_print(const sl_engine *e, const cli_args *a, const bench_result *r) {

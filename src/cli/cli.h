@@ -283,7 +283,8 @@ bool cli_measure_disk_read(const char *model_path, uint64_t piece, int depth, do
  * disk more requests), touched. Freed with free. */
 void *cli_read_memory(size_t bytes);
 
-/* Reads the trace again without compute, one burst after the other; ns[i] is the time of the i-th burst. */
+/* Reads the trace again without compute. bursts: one burst after the other; ns[i] is the time of the i-th. Then some of
+ * it at once, for the disk's rate. */
 typedef struct cli_replay {
     uint64_t *ns; /* allocated */
     int *layer;   /* of the burst */
@@ -292,8 +293,8 @@ typedef struct cli_replay {
     double rate; /* bytes per second of reads issued without waiting for bursts to end; 0: there are none */
     const char *reader;
 } cli_replay;
-bool cli_replay_trace(const sl_trace *trace, size_t n, const sl_engine_info *info, bool buffered, cli_replay *out,
-                      sl_error *err);
+bool cli_replay_trace(const sl_trace *trace, size_t n, const sl_engine_info *info, bool buffered, bool bursts,
+                      cli_replay *out, sl_error *err);
 void cli_replay_free(cli_replay *r);
 
 #endif

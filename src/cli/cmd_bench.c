@@ -29,15 +29,19 @@ static bool interrupted(sl_error *err) {
     return cli_interrupted() && !sl_fail(err, SL_ERR_CANCELLED, "interrupted");
 }
 
-static bool prefill_once(bench *b, double *tokens_per_second, sl_error *err) {
+static bool prefill_once(bench *b, bench_prefill *out, sl_error *err) {
     sl_seq *seq = sl_seq_new(b->e, err);
     if (!seq)
         return false;
     for (int i = 0; i < b->r.prefill_tokens; i++)
         b->inputs[i] = (sl_input){seq, b->ids[i], i + 1 == b->r.prefill_tokens};
+    sl_engine_reset_stats(b->e);
     uint64_t began = sl_now_ns();
     bool ok = sl_decode(b->e, b->inputs, (size_t)b->r.prefill_tokens, b->logits, err);
-    *tokens_per_second = b->r.prefill_tokens / ((double)(sl_now_ns() - began) / 1e9);
+    *out = (bench_prefill){.seconds = (double)(sl_now_ns() - began) / 1e9, .bound_seconds = -1};
+    out->tokens_per_second = b->r.prefill_tokens / out->seconds;
+    out->stats.size = sizeof out->stats;
+    sl_engine_get_stats(b->e, &out->stats);
     sl_seq_free(seq);
     return ok && !interrupted(err);
 }
@@ -61,10 +65,9 @@ static double dense_ns(const sl_stats *s) {
 }
 
 /* Nothing waits for anything: the disk reads all the time, or the processor computes all the time. */
-static double ideal_seconds(const bench_window *w, const cli_replay *replay) {
-    const sl_stats *s = &w->stats;
+static double ideal_seconds(const sl_stats *s, double bytes, double rate) {
     double compute = (dense_ns(s) + (double)s->time_expert_ns + (double)s->time_head_ns) / 1e9,
-           disk = replay->rate > 0 ? (double)replay->bytes / replay->rate : 0;
+           disk = rate > 0 ? bytes / rate : 0;
     return compute > disk ? compute : disk;
 }
 
@@ -107,12 +110,12 @@ static bool replay_window(bench *b, bench_window *w, sl_error *err) {
     bool ok = trace || sl_fail(err, SL_ERR_MEMORY, "out of memory for a trace of %zu reads", n);
     if (ok) {
         n = causal_trace(trace, sl_engine_get_trace(b->e, trace, n));
-        ok = cli_replay_trace(trace, n, &b->info, b->args->buffered, &replay, err);
+        ok = cli_replay_trace(trace, n, &b->info, b->args->buffered, true, &replay, err);
     }
     if (ok) {
         w->replay_seconds = (double)replay.total_ns / 1e9;
         w->bound_seconds = bound_seconds(b, w, &replay);
-        w->ideal_seconds = ideal_seconds(w, &replay);
+        w->ideal_seconds = ideal_seconds(&w->stats, (double)replay.bytes, replay.rate);
         w->replay_reader = replay.reader;
     }
     cli_replay_free(&replay);
@@ -148,8 +151,28 @@ static bool decode_window(bench *b, sl_seq *seq, int index, sl_error *err) {
 
 /* ---- parts ------------------------------------------------------------------------------------------------------- */
 
-static bool bench_prefill(bench *b, sl_error *err) {
-    double warm;
+/* The rate that the disk has for reads of the last repetition serves all of them. */
+static bool prefill_bounds(bench *b, sl_error *err) {
+    size_t n = sl_engine_get_trace(b->e, NULL, 0);
+    sl_trace *trace = malloc((n + 1) * sizeof *trace);
+    cli_replay replay = {0};
+    bool ok = trace || sl_fail(err, SL_ERR_MEMORY, "out of memory for a trace of %zu reads", n);
+    if (ok) {
+        n = sl_engine_get_trace(b->e, trace, n);
+        ok = cli_replay_trace(trace, n, &b->info, b->args->buffered, false, &replay, err);
+    }
+    for (int i = 0; ok && replay.rate > 0 && i < b->r.repeat; i++) {
+        const sl_stats *s = &b->r.prefill[i].stats;
+        b->r.prefill[i].bound_seconds = ideal_seconds(s, (double)s->expert_bytes_read, replay.rate);
+    }
+    cli_replay_free(&replay);
+    free(trace);
+    return ok;
+}
+
+static bool measure_prefill(bench *b, sl_error *err) {
+    bench_prefill warm;
+    bool replay = b->info.experts > 0 && !b->args->no_replay;
     b->r.prefill = calloc((size_t)b->r.repeat, sizeof *b->r.prefill);
     b->inputs = calloc((size_t)b->r.prefill_tokens, sizeof *b->inputs);
     if (!b->r.prefill || !b->inputs)
@@ -159,10 +182,14 @@ static bool bench_prefill(bench *b, sl_error *err) {
         return false;
     for (int i = 0; i < b->r.repeat; i++) {
         cli_status("prefill: %d of %d", i + 1, b->r.repeat);
+        if (replay && i + 1 == b->r.repeat)
+            sl_engine_trace(b->e, true);
         if (!prefill_once(b, &b->r.prefill[i], err))
             return false;
     }
-    return true;
+    bool ok = !replay || prefill_bounds(b, err);
+    sl_engine_trace(b->e, false);
+    return ok;
 }
 
 static bool bench_decode(bench *b, sl_error *err) {
@@ -242,7 +269,7 @@ static bool run(bench *b, cli_args *a, sl_error *err) {
     b->logits = malloc((size_t)b->info.vocab * sizeof *b->logits);
     if (!b->logits)
         return sl_fail(err, SL_ERR_MEMORY, "out of memory for logits of %d tokens", b->info.vocab);
-    return bench_ids(b->e, a, (size_t)need, &b->ids, err) && (b->r.prefill_tokens == 0 || bench_prefill(b, err)) &&
+    return bench_ids(b->e, a, (size_t)need, &b->ids, err) && (b->r.prefill_tokens == 0 || measure_prefill(b, err)) &&
            (b->r.decode_tokens == 0 || bench_decode(b, err));
 }
 

@@ -249,8 +249,8 @@ static bool replay_stream(replay *r, burst_reader *reader, const sl_trace *trace
     return true;
 }
 
-bool cli_replay_trace(const sl_trace *trace, size_t n, const sl_engine_info *info, bool buffered, cli_replay *out,
-                      sl_error *err) {
+bool cli_replay_trace(const sl_trace *trace, size_t n, const sl_engine_info *info, bool buffered, bool bursts,
+                      cli_replay *out, sl_error *err) {
     replay r = {.buffered = buffered, .area_bytes = AREA_BYTES};
     burst_reader reader;
     void *area = NULL;
@@ -263,7 +263,8 @@ bool cli_replay_trace(const sl_trace *trace, size_t n, const sl_engine_info *inf
         ok = reader_start(&reader, strstr(info->reader, "uring") != NULL, err);
         if (ok) {
             out->reader = reader.uring ? "uring" : "pread";
-            ok = replay_bursts(&r, &reader, trace, n, out, err) && replay_stream(&r, &reader, trace, n, out, err);
+            ok = (!bursts || replay_bursts(&r, &reader, trace, n, out, err)) &&
+                 replay_stream(&r, &reader, trace, n, out, err);
             reader_stop(&reader);
         }
     }

@@ -2,14 +2,16 @@
  *
  * That is what the next layer's own router says of the state as it is now (the moe op computes it and tells, see
  * sl_expert_source.guess). What the previous token chose there was tried instead: those experts are in the cache
- * anyway. A guess must cost nothing that was certain: it is
- * made once per layer, only when no read is awaited, into free slots or those of the least recent experts, never one of
- * the layer it is for or another guess still to be used, and it takes at most a share of the slots. A guess that fails
- * is forgotten; whoever asks for the expert then reads it.
+ * anyway. A guess must cost nothing that was certain: it is made once per layer, only when no read is awaited, into
+ * free slots or those of the least recent experts, never one of the layer it is for or another guess still to be used,
+ * and it takes at most a share of the slots. A guess that fails is forgotten; whoever asks for the expert then reads
+ * it.
  *
- * Whether guesses pay depends on the disk, the hit rate and the model. AUTO measures: passes over the model with and
- * without them alternate, and the time that steps waited for reads (with what guessing itself cost) decides what the
- * next many passes do. It begins without. */
+ * Whether guesses pay in decode depends on the disk, the hit rate and the model. AUTO measures: passes over the model
+ * with and without them alternate, and the time that steps waited for reads (with what guessing itself cost) decides
+ * what the next many passes do. It begins without. A long chunk of a prompt asks for nearly all experts, so its guesses
+ * are right, and without them the disk would be idle from a layer's last read until the next layer's attention is over:
+ * there AUTO always guesses. */
 #include "experts/store.h"
 
 /* A guess pins its slot until it is read: leave most for what is asked for. */
@@ -64,8 +66,9 @@ void experts_prefetch_pass(sl_experts *e) {
 
 bool experts_wants_guess(void *self) {
     sl_experts *e = self;
-    bool wanted = e->it.running && e->it.order == SL_ORDER_READY && e->it.layer + 1 < e->layers &&
-                  (e->prefetch == SL_PREFETCH_ROUTER || (e->prefetch == SL_PREFETCH_AUTO && e->trial.on));
+    bool wanted = e->it.running && e->it.layer + 1 < e->layers && e->prefetch != SL_PREFETCH_OFF;
+    if (e->prefetch == SL_PREFETCH_AUTO && e->it.order == SL_ORDER_READY)
+        wanted &= e->trial.on;
     if (wanted)
         e->guess.asked = sl_now_ns();
     return wanted;
@@ -82,7 +85,8 @@ void experts_take_guess(void *self, const int32_t *ids, int32_t n) {
     for (int32_t i = 0; i < n && g->count < g->max; i++)
         if (ids[i] >= 0 && ids[i] < e->layer[next].experts)
             g->id[g->count++] = ids[i];
-    e->trial.cost += sl_now_ns() - g->asked;
+    if (e->it.order == SL_ORDER_READY)
+        e->trial.cost += sl_now_ns() - g->asked;
     experts_prefetch_run(e);
 }
 
@@ -120,7 +124,7 @@ static bool read_guess(sl_experts *e, int32_t layer, int32_t expert) {
 
 void experts_prefetch_run(sl_experts *e) {
     experts_iteration *it = &e->it;
-    if (it->prefetched || it->order != SL_ORDER_READY || it->waiting > 0 || e->in_flight > 0)
+    if (it->prefetched || it->waiting > 0 || e->in_flight > 0)
         return;
     const experts_guess *g = &e->guess;
     int32_t layer = it->layer + 1, left = e->slots / SHARE;

@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* A decode iteration of a few rows asks for a few times top_k; more is not worth remembering. */
-enum { GUESS_SHARE = 4, LEAST_SLOTS = 2 };
+enum { LEAST_SLOTS = 2 };
 
 static int32_t least_slots(int32_t top_k) {
     return top_k > LEAST_SLOTS ? top_k : LEAST_SLOTS;
@@ -55,7 +55,8 @@ static bool alloc_layers(sl_experts *e, const sl_experts_options *o, sl_error *e
     for (int32_t i = 0; i < o->layer_count; i++)
         experts += (uint64_t)o->layers[i].experts;
     size_t layers = (size_t)o->layer_count;
-    e->guess.max = o->prefetch != SL_PREFETCH_OFF ? o->top_k * GUESS_SHARE : 0;
+    for (int32_t i = 0; o->prefetch != SL_PREFETCH_OFF && i < o->layer_count; i++)
+        e->guess.max = o->layers[i].experts > e->guess.max ? o->layers[i].experts : e->guess.max;
     e->layer = calloc(layers, sizeof *e->layer);
     e->cls = calloc(layers, sizeof *e->cls);
     e->table = calloc(experts, sizeof(experts_slot *));

@@ -11,8 +11,8 @@
  * memory. */
 enum { RANK_SCRATCH_BYTES = 8 << 20, ATTENTION_ROWS = 16, ATTENTION_QUERIES = 256 };
 
-/* The next layer's experts are guessed for steps of so many rows at most. */
-enum { GUESS_ROWS = 8 };
+/* The next layer's experts are guessed from so many rows at most. */
+enum { GUESS_ROWS = 32 };
 
 /* Rows that attend together, so that a page is unpacked once for them: fewer where a KV head has many queries. */
 static inline int32_t cpu_attention_rows(int32_t group) {
@@ -152,7 +152,7 @@ bool cpu_run_moe(cpu_run *r, const op *o);
 void cpu_route(cpu_run *r, const sl_moe *m, const float *src, int64_t stride, const uint8_t *act);
 /* What a layer's router says of other rows than those of the running step's layer: into guess_chosen. guess_act is
  * theirs. The router's logits are used, the rest of the running layer's routing is not touched. */
-void cpu_route_guess(cpu_run *r, const sl_moe *m, const float *src, int64_t stride);
+void cpu_route_guess(cpu_run *r, const sl_moe *m, const float *src, int64_t stride, int32_t rows);
 /* ops_cpu_guess.c: tells the expert source, if it wants to know, what the next layer will probably ask for. Between
  * begin and the layer's first expert, while rank_out is free. */
 void cpu_guess_next(cpu_run *r, const op *o);

@@ -1,6 +1,6 @@
 /* What the next MoE layer will probably ask for: its norm and router applied to the state as it is after this layer's
- * attention, without what this layer's experts and the next attention will add. Read ahead by whoever implements the
- * expert source; nothing that is computed depends on it. */
+ * attention, without what this layer's experts and the next attention will add. Of a long chunk some rows spread over
+ * it say enough. Read ahead by whoever implements the expert source; nothing that is computed depends on it. */
 #include "ops/ops_cpu.h"
 
 /* The next MoE op over the same state, and the norm that it reads. */
@@ -46,14 +46,14 @@ void cpu_guess_next(cpu_run *r, const op *o) {
     cpu_scratch *s = &c->scratch;
     const sl_expert_source *src = &c->known.experts;
     const op *norm, *next;
-    int32_t rows = r->step->rows, hidden = o->dst.cols;
-    if (rows > GUESS_ROWS || !src->wants_guess || !(next = next_moe(r, o, &norm)) || !src->wants_guess(src->self))
+    int32_t all = r->step->rows, rows = all < GUESS_ROWS ? all : GUESS_ROWS, hidden = o->dst.cols;
+    if (!src->wants_guess || !(next = next_moe(r, o, &norm)) || !src->wants_guess(src->self))
         return;
     const float *state = view_rows(c, &o->dst), *weight = vector_of(c, &norm->u.norm.weight);
     for (int32_t i = 0; i < rows; i++)
-        c->ops->rms_norm(s->rank_out + (int64_t)i * hidden, state + i * o->dst.stride, weight, hidden,
-                         norm->u.norm.eps);
+        c->ops->rms_norm(s->rank_out + (int64_t)i * hidden, state + (int64_t)i * all / rows * o->dst.stride, weight,
+                         hidden, norm->u.norm.eps);
     cpu_quantize_into(c, s->rank_out, hidden, rows, hidden, s->guess_act);
-    cpu_route_guess(r, &next->u.moe, s->rank_out, hidden);
+    cpu_route_guess(r, &next->u.moe, s->rank_out, hidden, rows);
     src->guess(src->self, s->guess_chosen, merge_choices(s->guess_chosen, rows * next->u.moe.top_k));
 }

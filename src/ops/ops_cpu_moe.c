@@ -350,7 +350,7 @@ static bool iterate(moe_run *x, const op *moe, int32_t n) {
         src->begin(src->self, x->m->layer, o->scratch.ids, n, x->kept ? SL_ORDER_READY : SL_ORDER_ASCENDING, x->r->err);
     uint64_t t1 = sl_now_ns();
     o->times.expert_wait += t1 - t0;
-    if (ok && x->kept) {
+    if (ok) {
         cpu_guess_next(x->r, moe);
         uint64_t t2 = sl_now_ns();
         o->times.router += t2 - t1;

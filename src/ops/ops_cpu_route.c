@@ -164,27 +164,27 @@ static const float *vector_at(const sl_ops_cpu *o, const sl_weight *w) {
     return w->buffer ? (const float *)(const void *)ops_at(o, w->buffer, w->offset[0]) : NULL;
 }
 
-static void route(cpu_run *r, const sl_moe *m, const float *src, int64_t stride, const uint8_t *act, float *weight,
-                  int32_t *chosen) {
-    sl_ops_cpu *o = r->o;
+static void route(sl_ops_cpu *o, const sl_moe *m, const cpu_rows *in, float *weight, int32_t *chosen) {
     product p = {.w = ops_matrix(o, &m->router),
                  .dst = o->scratch.router,
                  .ldd = m->experts,
                  .bias = vector_at(o, &m->router_bias),
-                 .in = cpu_rows_of(src, stride, r->step->rows, m->router.matrix.cols, act)};
+                 .in = *in};
     cpu_products(o, &p, 1);
     route_job j = {o, m, vector_at(o, &m->choice_bias), weight, chosen};
-    sl_pool_run(o->pool, r->step->rows, 4, choose_rows, &j);
+    sl_pool_run(o->pool, in->n, 4, choose_rows, &j);
 }
 
 void cpu_route(cpu_run *r, const sl_moe *m, const float *src, int64_t stride, const uint8_t *act) {
     cpu_scratch *s = &r->o->scratch;
-    route(r, m, src, stride, act, s->weight, s->chosen);
+    cpu_rows in = cpu_rows_of(src, stride, r->step->rows, m->router.matrix.cols, act);
+    route(r->o, m, &in, s->weight, s->chosen);
     mark_pairs(s, m, r->step);
     list_pairs(s, m, r->step->rows);
 }
 
-void cpu_route_guess(cpu_run *r, const sl_moe *m, const float *src, int64_t stride) {
+void cpu_route_guess(cpu_run *r, const sl_moe *m, const float *src, int64_t stride, int32_t rows) {
     cpu_scratch *s = &r->o->scratch;
-    route(r, m, src, stride, s->guess_act, s->guess_weight, s->guess_chosen);
+    cpu_rows in = cpu_rows_of(src, stride, rows, m->router.matrix.cols, s->guess_act);
+    route(r->o, m, &in, s->guess_weight, s->guess_chosen);
 }

@@ -41,3 +41,19 @@ def test_results_so_far_are_not_measured_again(tmp_path):
     results = streaming.Results(path, False)
     assert results.have(key) and not results.have(key | {"round": 1})
     assert not streaming.Results(path, True).rows
+
+
+def test_bench_says_how_near_prefill_and_decode_come_to_the_disk(run, tmp_path):
+    model = tmp_path / "m.gguf"
+    run("synth", "small-qwen3-moe", model, "--skew", "local")
+    bench = ["bench", model, "--ids", f"{model}.ids.json", "--ctx", 512, "--prefill", 256, "--warmup", 64, "--tokens", 64, "--repeat", 2, "--max-slots", 40]
+    for prefetch in ("off", "router"):
+        got = json.loads(run(*bench, "--prefetch", prefetch, "--json").stdout)
+        for w in got["decode"]["repetitions"]:
+            assert w["causal_bound_seconds"] > 0 and 0 < w["share_of_causal_bound"] and 0 < w["share_of_ideal_bound"]
+            assert (w["read_ahead"] > 0) == (prefetch == "router") and w["read_ahead_used"] <= w["read_ahead"]
+        assert got["prefill"]["share_of_bound"] > 0 and got["prefill"]["bytes_read"] > 0
+    text = run(*bench, "--prefetch", "router").stdout
+    assert "read ahead per token" in text and "causal bound" in text and "longer of disk and compute" in text
+    quiet = json.loads(run(*bench, "--no-replay", "--json").stdout)
+    assert quiet["prefill"]["share_of_bound"] is None and quiet["decode"]["share_of_causal_bound"] is None

@@ -27,9 +27,15 @@ typedef struct bench_prefill {
 
 typedef struct bench_result {
     int prefill_tokens, decode_tokens, warmup, repeat;
+    int sequences;          /* each decodes decode_tokens */
     bench_prefill *prefill; /* [repeat]; NULL: none */
     bench_window *windows;  /* [repeat]; NULL: none */
 } bench_result;
+
+/* Tokens that a repetition of decode gave. */
+static inline int bench_tokens(const bench_result *r) {
+    return r->decode_tokens * r->sequences;
+}
 
 double bench_median(const double *values, int n);
 int bench_print(const sl_engine *e, const cli_args *a, const bench_result *r);

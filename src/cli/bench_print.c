@@ -132,12 +132,13 @@ static json_t *decode_json(const bench_result *r, const sl_engine_info *info) {
     json_t *list = json_array();
     for (int i = 0; i < r->repeat; i++)
         json_array_append_new(list, window_json(&r->windows[i]));
-    return json_pack(
-        "{s:i, s:i, s:f, s:o, s:f, s:o, s:o, s:o, s:f, s:o}", "tokens", r->decode_tokens, "warmup", r->warmup,
-        "tokens_per_second", median_of(r, value_speed), "hit_rate", known(median_of(r, value_hit_rate)), "bytes_read",
-        median_of(r, value_read), "share_of_causal_bound", known(median_of(r, value_share_of_bound)),
-        "share_of_ideal_bound", known(median_of(r, value_share_of_ideal)), "memory_read_bytes_per_second",
-        known(median_of(r, value_memory)), "weight_bytes_per_second", weight_rate(r, info), "repetitions", list);
+    return json_pack("{s:i, s:i, s:i, s:f, s:o, s:f, s:o, s:o, s:o, s:o, s:o}", "tokens", r->decode_tokens, "sequences",
+                     r->sequences, "warmup", r->warmup, "tokens_per_second", median_of(r, value_speed), "hit_rate",
+                     known(median_of(r, value_hit_rate)), "bytes_read", median_of(r, value_read),
+                     "share_of_causal_bound", known(median_of(r, value_share_of_bound)), "share_of_ideal_bound",
+                     known(median_of(r, value_share_of_ideal)), "memory_read_bytes_per_second",
+                     known(median_of(r, value_memory)), "weight_bytes_per_second",
+                     known(r->sequences == 1 ? weight_rate(r, info) : -1), "repetitions", list);
 }
 
 static int print_json(const sl_engine *e, const bench_result *r) {
@@ -180,8 +181,10 @@ static void print_setting(const sl_engine_info *i, const sl_stats *s) {
 
 static void print_decode(const bench_result *r, const sl_engine_info *info) {
     char a[16];
-    printf("decode    %8.2f tokens/s   %d tokens after %d, median of", median_of(r, value_speed), r->decode_tokens,
-           r->warmup);
+    printf("decode    %8.2f tokens/s   %d tokens after %d", median_of(r, value_speed), r->decode_tokens, r->warmup);
+    if (r->sequences > 1)
+        printf(" in each of %d sequences", r->sequences);
+    printf(", median of");
     for (int i = 0; i < r->repeat; i++)
         printf(" %.2f", r->windows[i].tokens_per_second);
     printf("\n");
@@ -192,20 +195,20 @@ static void print_decode(const bench_result *r, const sl_engine_info *info) {
     if (info->experts == 0)
         return;
     printf("          hit rate %.1f %%, %s read per token, waited %.2f of %.2f s\n", 100 * median_of(r, value_hit_rate),
-           cli_size((uint64_t)(median_of(r, value_read) / r->decode_tokens), a), median_of(r, value_wait),
+           cli_size((uint64_t)(median_of(r, value_read) / bench_tokens(r)), a), median_of(r, value_wait),
            median_of(r, value_seconds));
     if (median_of(r, value_ahead) > 0)
         printf("          %.1f experts read ahead per token, %.0f %% of them asked for\n",
-               median_of(r, value_ahead) / r->decode_tokens, 100 * median_of(r, value_ahead_used));
+               median_of(r, value_ahead) / bench_tokens(r), 100 * median_of(r, value_ahead_used));
     if (median_of(r, value_bound) > 0)
         printf("          causal bound %.2f tokens/s: decode reaches %.1f %% of it; its reads alone take %.2f s (%s)\n",
-               r->decode_tokens / median_of(r, value_bound), 100 * median_of(r, value_share_of_bound),
+               bench_tokens(r) / median_of(r, value_bound), 100 * median_of(r, value_share_of_bound),
                median_of(r, value_replay), r->windows[0].replay_reader ? r->windows[0].replay_reader : "none");
     if (median_of(r, value_ideal) > 0)
         printf(
             "          ideal bound %.2f tokens/s, if nothing had to be known first (the longer of disk and compute): "
             "%.1f %%\n",
-            r->decode_tokens / median_of(r, value_ideal), 100 * median_of(r, value_share_of_ideal));
+            bench_tokens(r) / median_of(r, value_ideal), 100 * median_of(r, value_share_of_ideal));
 }
 
 static void print_prefill(const bench_result *r) {

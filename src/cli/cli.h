@@ -57,7 +57,7 @@ typedef struct cli_args {
     sl_log_level log_level;
     bool quiet;
     /* bench, eval, plan */
-    int repeat, window;
+    int repeat, window, sequences;
     int warmup, prefill, tokens; /* -1: not given */
     const char *ids, *reference, *record;
     bool no_replay;
@@ -109,7 +109,7 @@ extern const cli_option cli_engine_options[], cli_prompt_options[], cli_sampling
     cli_run_options[], cli_msl_options[], cli_pack_options[], cli_routes_options[], cli_memory_options[],
     cli_common_options[];
 
-enum { CLI_MAX_TABLES = 8 };
+enum { CLI_MAX_TABLES = 8, BENCH_SEQUENCES = 64 };
 
 typedef struct cli_command {
     const char *name;

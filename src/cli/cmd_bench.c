@@ -10,14 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* RESERVE: for traces, their replay, ids and logits. ENOUGH: to measure memory and not the caches. */
-enum { RESERVE = 20 << 20, ENOUGH = 64 << 20, WARMUP = 256, TOKENS = 128, PREFILL = 512 };
+/* RESERVE: for traces, their replay, ids and logits. ENOUGH: to measure memory and not the caches.
+ * APART: how far the ids of neighbouring sequences lie from each other. */
+enum { RESERVE = 20 << 20, ENOUGH = 64 << 20, WARMUP = 256, TOKENS = 128, PREFILL = 512, APART = 257 };
 
 typedef struct bench {
     sl_engine *e;
     const cli_args *args;
     sl_engine_info info;
     int32_t *ids;
+    sl_seq *seq[BENCH_SEQUENCES];
     float *logits;
     sl_input *inputs;
     bench_result r;
@@ -46,10 +48,12 @@ static bool prefill_once(bench *b, bench_prefill *out, sl_error *err) {
     return ok && !interrupted(err);
 }
 
-static bool decode_tokens(bench *b, sl_seq *seq, const char *what, int first, int n, sl_error *err) {
+static bool decode_tokens(bench *b, const char *what, int first, int n, sl_error *err) {
+    sl_input input[BENCH_SEQUENCES];
     for (int i = 0; i < n; i++) {
-        sl_input input = {seq, b->ids[first + i], true};
-        if (!sl_decode(b->e, &input, 1, b->logits, err) || interrupted(err))
+        for (int k = 0; k < b->r.sequences; k++)
+            input[k] = (sl_input){b->seq[k], b->ids[first + i + k * APART], true};
+        if (!sl_decode(b->e, input, (size_t)b->r.sequences, b->logits, err) || interrupted(err))
             return false;
         if (what)
             cli_progress(what, (uint64_t)i + 1, (uint64_t)n, false);
@@ -123,7 +127,7 @@ static bool replay_window(bench *b, bench_window *w, sl_error *err) {
     return ok;
 }
 
-static bool decode_window(bench *b, sl_seq *seq, int index, sl_error *err) {
+static bool decode_window(bench *b, int index, sl_error *err) {
     bench_window *w = &b->r.windows[index];
     int first = b->r.warmup + index * b->r.decode_tokens;
     bool replay = b->info.experts > 0 && !b->args->no_replay;
@@ -132,9 +136,9 @@ static bool decode_window(bench *b, sl_seq *seq, int index, sl_error *err) {
     if (replay)
         sl_engine_trace(b->e, true);
     uint64_t began = sl_now_ns();
-    bool ok = decode_tokens(b, seq, NULL, first, b->r.decode_tokens, err);
+    bool ok = decode_tokens(b, NULL, first, b->r.decode_tokens, err);
     w->seconds = (double)(sl_now_ns() - began) / 1e9;
-    w->tokens_per_second = b->r.decode_tokens / w->seconds;
+    w->tokens_per_second = bench_tokens(&b->r) / w->seconds;
     w->stats.size = sizeof w->stats;
     sl_engine_get_stats(b->e, &w->stats);
     if (replay) {
@@ -193,15 +197,17 @@ static bool measure_prefill(bench *b, sl_error *err) {
 }
 
 static bool bench_decode(bench *b, sl_error *err) {
-    sl_seq *seq = sl_seq_new(b->e, err);
     b->r.windows = calloc((size_t)b->r.repeat, sizeof *b->r.windows);
-    bool ok = seq && (b->r.windows || sl_fail(err, SL_ERR_MEMORY, "out of memory for the decode"));
-    ok = ok && decode_tokens(b, seq, "decode: warm-up", 0, b->r.warmup, err);
+    bool ok = (b->r.windows || sl_fail(err, SL_ERR_MEMORY, "out of memory for the decode"));
+    for (int k = 0; ok && k < b->r.sequences; k++)
+        ok = (b->seq[k] = sl_seq_new(b->e, err)) != NULL;
+    ok = ok && decode_tokens(b, "decode: warm-up", 0, b->r.warmup, err);
     for (int i = 0; ok && i < b->r.repeat; i++) {
         cli_status("decode: %d of %d", i + 1, b->r.repeat);
-        ok = decode_window(b, seq, i, err);
+        ok = decode_window(b, i, err);
     }
-    sl_seq_free(seq);
+    for (int k = 0; k < b->r.sequences; k++)
+        sl_seq_free(b->seq[k]);
     return ok;
 }
 
@@ -265,11 +271,12 @@ static bool run(bench *b, cli_args *a, sl_error *err) {
              all = b->info.memory < b->info.full_memory ? b->info.memory : b->info.full_memory,
              mine = cli_spare_memory(0);
     b->spare = mine > all ? mine - all : 0;
-    b->measure_memory = a->memory == 0 && b->info.slots >= experts && b->spare >= ENOUGH;
-    b->logits = malloc((size_t)b->info.vocab * sizeof *b->logits);
+    b->measure_memory = b->r.sequences == 1 && a->memory == 0 && b->info.slots >= experts && b->spare >= ENOUGH;
+    b->logits = malloc((size_t)b->info.vocab * (size_t)b->r.sequences * sizeof *b->logits);
     if (!b->logits)
         return sl_fail(err, SL_ERR_MEMORY, "out of memory for logits of %d tokens", b->info.vocab);
-    return bench_ids(b->e, a, (size_t)need, &b->ids, err) && (b->r.prefill_tokens == 0 || measure_prefill(b, err)) &&
+    size_t all_ids = (size_t)need + (size_t)(b->r.sequences - 1) * APART;
+    return bench_ids(b->e, a, all_ids, &b->ids, err) && (b->r.prefill_tokens == 0 || measure_prefill(b, err)) &&
            (b->r.decode_tokens == 0 || bench_decode(b, err));
 }
 
@@ -278,6 +285,7 @@ int cli_bench(const cli_args *a) {
     cli_args args = *a;
     bench b = {.args = &args};
     b.r.repeat = a->repeat;
+    b.r.sequences = a->sequences;
     if (a->prefill == 0 && a->tokens == 0)
         return cli_complain(CLI_USAGE, "nothing to measure: --tokens and --prefill are both 0");
     args.reserve = RESERVE;

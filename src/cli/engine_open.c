@@ -76,7 +76,7 @@ static sl_engine_options engine_options(const cli_args *a, bool plan_only) {
     o.whole_context = a->whole_context;
     o.threads = a->threads;
     o.context = a->context;
-    o.max_sequences = 1; /* every command has one conversation */
+    o.max_sequences = a->sequences; /* one conversation, but for bench */
     o.chunk = a->chunk;
     o.kv_type = a->kv_type;
     o.numeric = a->numeric;

@@ -75,6 +75,8 @@ const cli_option cli_bench_options[] = {
      "tokens decoded per repetition (default: 128, fewer in a short context)"},
     {"prefill", 0, CLI_INT, AT(prefill), 0, 1 << 20, "N",
      "tokens of the prefill; 0: none (default: 512, or the context)"},
+    {"sequences", 0, CLI_INT, AT(sequences), 1, BENCH_SEQUENCES, "N",
+     "decode so many sequences side by side; speed is that of all together (default: 1)"},
     {"repeat", 0, CLI_INT, AT(repeat), 1, 1000, "N", "repetitions; medians are shown (default: 3)"},
     {"ids", 0, CLI_TEXT, AT(ids), 0, 0, "FILE",
      "token ids to force: numbers or a JSON array; \"random\": spread over the vocabulary (default: a built-in text)"},

@@ -13,6 +13,7 @@ void cli_args_init(cli_args *a) {
                     .tokens = -1,
                     .prefill = -1,
                     .repeat = 3,
+                    .sequences = 1,
                     .format = "q4_0-gguf"};
 }
 

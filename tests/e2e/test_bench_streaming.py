@@ -57,3 +57,15 @@ def test_bench_says_how_near_prefill_and_decode_come_to_the_disk(run, tmp_path):
     assert "read ahead per token" in text and "causal bound" in text and "longer of disk and compute" in text
     quiet = json.loads(run(*bench, "--no-replay", "--json").stdout)
     assert quiet["prefill"]["share_of_bound"] is None and quiet["decode"]["share_of_causal_bound"] is None
+
+
+def test_sequences_side_by_side_share_reads(run, tmp_path):
+    model = tmp_path / "m.gguf"
+    run("synth", "small-qwen3-moe", model, "--skew", "local")
+    bench = ["bench", model, "--ids", f"{model}.ids.json", "--ctx", 256, "--prefill", 0, "--warmup", 64, "--tokens", 64, "--repeat", 1, "--max-slots", 60, "--json"]
+    one, four = (json.loads(run(*bench, "--sequences", n).stdout)["decode"] for n in (1, 4))
+    assert one["sequences"] == 1 and four["sequences"] == 4
+    asked = [w["hits"] + w["misses"] for d in (one, four) for w in d["repetitions"]]
+    assert asked[0] < asked[1] < 4 * asked[0], "an expert that several sequences want is asked for once"
+    done = run("bench", model, "--sequences", 65, check=False)
+    assert done.returncode == 2 and "--sequences" in done.stderr

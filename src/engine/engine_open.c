@@ -201,6 +201,12 @@ static sl_reader *open_reader(sl_engine *e, engine_wrap_reader wrap, void *user,
     if (!choose("prefetch", e->options.prefetch, guesses, SL_COUNT(guesses), &guess, err))
         return NULL;
     e->prefetch = prefetch[guess];
+    if (wants_gpu(&e->options)) { /* which is given work before anybody could guess, and counts on slots that stay */
+        if (e->prefetch == SL_PREFETCH_ROUTER)
+            return sl_fail_null(err, SL_ERR_ARGUMENT, "prefetch router is of the CPU: device %s does not guess",
+                                e->options.device);
+        e->prefetch = SL_PREFETCH_OFF;
+    }
     if (!choose("reader", e->options.reader, kinds, SL_COUNT(kinds), &kind, err))
         return NULL;
     sl_reader_options o = {.kind = values[kind], .buffered = e->options.buffered, .depth = e->options.read_depth};

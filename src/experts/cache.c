@@ -134,6 +134,7 @@ static bool carve(sl_experts *e, experts_slab *b, int32_t cls) {
     }
     experts_list_push_last(&e->recent_slabs, &b->link);
     e->slots += n;
+    c->slots += (uint64_t)n;
     experts_add(&e->count.slots, (uint64_t)n);
     return true;
 }
@@ -153,6 +154,7 @@ static void uncarve(sl_experts *e, experts_slab *b) {
     experts_list_remove(&e->recent_slabs, &b->link);
     experts_list_push_last(&e->spare_slabs, &b->link);
     e->slots -= b->slots;
+    c->slots -= (uint64_t)b->slots;
     experts_sub(&e->count.slots, (uint64_t)b->slots);
     free(b->slot);
     b->slot = NULL;
@@ -212,9 +214,22 @@ static bool grow(sl_experts *e, int32_t cls) {
     return !e->full;
 }
 
-void experts_cache_grow_to(sl_experts *e, int32_t cls, uint64_t slots) {
-    while ((uint64_t)e->slots < slots && grow(e, cls))
-        ;
+/* The class that lacks most of its slots; -1: every expert can have one. */
+static int32_t class_in_want(const sl_experts *e) {
+    int32_t most = -1;
+    for (int32_t i = 0; i < e->classes; i++) {
+        const experts_class *c = &e->cls[i], *m = most >= 0 ? &e->cls[most] : NULL;
+        if (c->slots < c->experts && (!m || c->slots * m->experts < m->slots * c->experts))
+            most = i;
+    }
+    return most;
+}
+
+bool experts_cache_settle(sl_experts *e) {
+    int32_t cls = class_in_want(e);
+    while (!e->full && cls >= 0 && grow(e, cls))
+        cls = class_in_want(e);
+    return e->full || cls < 0;
 }
 
 /* The slab of another class that was not used since before the class's own victim was; NULL: there is none. */

@@ -44,6 +44,16 @@ static void list_blocks(sl_experts *e) {
     }
 }
 
+/* Slots that a layer of a class may have at once: where there are several, slabs of the others can be taken, but for
+ * one with a read that never ended. */
+static int32_t slots_for(const sl_experts *e, int32_t cls, bool all_resident) {
+    if (e->classes == 1 || all_resident)
+        return e->slots - e->timed_out;
+    if (e->max_slots) /* not of slabs alone */
+        return 0;
+    return (int32_t)sl_min_i64((int64_t)(e->slabs - e->timed_out) * e->cls[cls].per_slab, INT32_MAX);
+}
+
 bool experts_peek(void *self, int32_t layer, sl_expert_peek *out) {
     sl_experts *e = self;
     *out = (sl_expert_peek){0};
@@ -51,8 +61,7 @@ bool experts_peek(void *self, int32_t layer, sl_expert_peek *out) {
         return false;
     out->align = e->layer[layer].align;
     out->all_resident = e->in_flight == 0 && atomic_load(&e->count.slots_used) == e->experts;
-    if (!e->full && e->classes == 1)
-        experts_cache_grow_to(e, 0, e->experts);
+    bool settled = experts_cache_settle(e);
     list_blocks(e);
     out->blocks = e->seen.blocks;
     out->block_bytes = e->seen.block_bytes;
@@ -60,8 +69,8 @@ bool experts_peek(void *self, int32_t layer, sl_expert_peek *out) {
     if (out->blocks == 0)
         return true;
     /* Reads ahead move experts on their own; a store that could still grow would put experts where nobody looks. */
-    if (!e->prefetch && e->classes == 1 && (e->full || (uint64_t)e->slots >= e->experts))
-        out->holds = e->slots - e->timed_out;
+    if (!e->prefetch && settled)
+        out->holds = slots_for(e, e->layer[layer].cls, out->all_resident);
     return true;
 }
 

@@ -103,8 +103,10 @@ static bool open_layers(sl_experts *e, const sl_experts_options *o, sl_error *er
     }
     e->layers = ok ? o->layer_count : 0;
     sl_experts_share_slots(bytes, e->layers);
-    for (int32_t i = 0; i < e->layers; i++)
+    for (int32_t i = 0; i < e->layers; i++) {
         e->layer[i].cls = class_for(e, bytes[i]);
+        e->cls[e->layer[i].cls].experts += (uint64_t)e->layer[i].experts;
+    }
     free(bytes);
     return ok;
 }

@@ -81,6 +81,7 @@ struct experts_slab {
 typedef struct experts_class {
     uint64_t slot_bytes;
     int32_t per_slab;
+    uint64_t slots, experts; /* that there are; that its layers have */
     experts_list free;
     experts_list recent; /* cached and not pinned: next victim last */
 } experts_class;
@@ -254,8 +255,9 @@ typedef enum experts_effort {
 
 /* A pinned slot of the class, holding nothing; NULL: there is none. */
 experts_slot *experts_cache_claim(sl_experts *e, int32_t cls, experts_effort effort);
-/* Takes slabs until there are that many slots, or as many as there will be. */
-void experts_cache_grow_to(sl_experts *e, int32_t cls, uint64_t slots);
+/* Takes slabs until every expert can have a slot, the classes in step, or there are as many as there will be; false:
+ * neither. */
+bool experts_cache_settle(sl_experts *e);
 /* Takes an expert that is not pinned out of its slot, which is pinned for another. */
 void experts_cache_evict(sl_experts *e, experts_slot *s);
 /* Pins a cached slot. */

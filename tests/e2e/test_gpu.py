@@ -105,3 +105,9 @@ def test_devices_that_are_not_there_are_said_so(run, model, monkeypatch):
 def test_exact_numerics_are_the_cpus(run, model):
     done = run("run", model, PROMPT, "--device", "soft", "--numeric", "exact", check=False)
     assert done.returncode != 0 and "exact" in done.stderr
+
+
+def test_guesses_of_experts_are_the_cpus(run, model):
+    """A device is given a token's work before anybody could guess."""
+    done = run("run", model, PROMPT, "--device", "soft", "--prefetch", "router", check=False)
+    assert done.returncode != 0 and "prefetch router" in done.stderr and done.stderr.count("\n") == 1

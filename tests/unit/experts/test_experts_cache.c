@@ -429,6 +429,41 @@ static void a_device_sees_all_slots_in_few_pieces(void **state) {
     model_free(&m);
 }
 
+static int32_t least(int32_t a, int32_t b) {
+    return a < b ? a : b;
+}
+
+/* Layers whose experts differ in size: a layer may claim as many at once as peek says, from slabs of the others too,
+ * and all of them lie where peek said. Where every expert is in a slot that is the number of slots. */
+static void a_device_may_claim_what_peek_says_whatever_the_sizes(void **state) {
+    rng r = rng_start("classes");
+    for (int round = 0; round < 12; round++) {
+        model m;
+        bool enough = round % 3 == 0;
+        model_make(&m, &(model_spec){1, 5, 20, 1, 3000, 40000, false, true}, &r);
+        store s;
+        store_make(&s, &m,
+                   &(store_spec){
+                       .top_k = 4, .budget = (enough ? 200 : 8 + rng_below(&r, 30)) * 65536u, .pieces = SL_PEEK_BLOCKS},
+                   reader_plain());
+        int32_t ids[20];
+        for (int pass = 0; pass < 3; pass++)
+            for (int32_t layer = 0; layer < 5; layer++) {
+                sl_expert_peek peek;
+                assert_true(s.source.peek(s.source.self, layer, &peek));
+                assert_true(peek.blocks > 0 && peek.holds >= 4);
+                int32_t n = enough && pass == 0 ? 20 : 1 + (int32_t)rng_below(&r, (uint32_t)least(peek.holds, 20));
+                rng_ids(&r, ids, n, 20);
+                assert_int_equal(store_run(&s, layer, ids, n, SL_ORDER_READY, n), 0);
+                check_seen(&s, layer, &peek);
+                assert_true(!enough || pass == 0 || peek.all_resident);
+            }
+        assert_true(s.e->classes > 1);
+        store_free(&s);
+        model_free(&m);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(least_recently_used_goes_first),
@@ -442,6 +477,7 @@ int main(void) {
         cmocka_unit_test(a_sweep_larger_than_the_cache_still_hits),
         cmocka_unit_test(a_cache_below_one_tokens_demand_is_said_once),
         cmocka_unit_test(a_device_sees_all_slots_in_few_pieces),
+        cmocka_unit_test(a_device_may_claim_what_peek_says_whatever_the_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,25 +1,28 @@
 /* How fast the matrix products are, as shares of what the machine could do in the same run.
  *
  *   cc -std=gnu17 -O3 -D_GNU_SOURCE -Isrc -Iinclude bench/kernels.c -o kernels <objects of src/base, src/quant,
- * src/cpu> -lm -pthread kernels [--isa NAME] [--format NAME] [--mib N] [--rounds N] [--threads N]
+ * src/cpu> -lm -pthread kernels [--isa NAME] [--format NAME] [--mib N] [--rounds N] [--threads N] [--matmul 0]
  *
  * matvec: one row of activations times matrices that together are N MiB (default 512) of distinct bytes, so that
  * nothing is cached; GB/s of weights, and the share of the read bandwidth measured between the rounds. matmul: n rows
  * of activations times cold matrices of about 8 MiB; 10^9 multiply-adds per second, and per cycle and core at the clock
- * measured in the run. All rounds are interleaved over formats; figures are medians. */
+ * measured in the run. All rounds are interleaved over formats; figures are medians. per weight: time for a weight of
+ * the matvec on one thread, of Q4_0's in the same round (with --mib 16 in the cache, so that it is the kernels' time).
+ */
 #include "cpu/cpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 enum { COLS = 2048, ROUNDS_MAX = 99, MATMUL_BYTES = 8 << 20 };
 
 typedef struct options {
     const char *isa, *format;
     uint64_t bytes;
-    int rounds, threads;
+    int rounds, threads, matmul;
 } options;
 
 typedef struct subject {
@@ -55,6 +58,13 @@ static const subject subjects[] = {
     {"IQ2_S", SL_IQ2_S, 0, 0},
     {"IQ3_XXS", SL_IQ3_XXS, 0, 0},
     {"IQ3_S", SL_IQ3_S, 0, 0},
+    {"IQ1_S", SL_IQ1_S, 0, 0},
+    {"IQ1_M", SL_IQ1_M, 0, 0},
+    {"TQ1_0", SL_TQ1_0, 0, 0},
+    {"TQ2_0", SL_TQ2_0, 0, 0},
+    {"NVFP4", SL_NVFP4, 0, 0},
+    {"nvfp4 split", SL_NVFP4_SPLIT, 0, 0},
+    {"mxfp8 split", SL_MXFP8_SPLIT, 0, 0},
     {"FP8", SL_FP8, SL_F32, 128},
     {"F16", SL_F16, 0, 0},
     {"BF16", SL_BF16, 0, 0},
@@ -73,8 +83,8 @@ typedef struct bench {
     void *q;
     void *scratch[64];
     sl_pool *pool[2]; /* one thread, all threads */
-    double matvec[2][SUBJECTS][ROUNDS_MAX], matmul[2][SUBJECTS][BATCHES][ROUNDS_MAX], read[2][2 * ROUNDS_MAX],
-        clock[ROUNDS_MAX];
+    double matvec[2][SUBJECTS][ROUNDS_MAX], cpu[SUBJECTS][ROUNDS_MAX], matmul[2][SUBJECTS][BATCHES][ROUNDS_MAX],
+        read[2][2 * ROUNDS_MAX], clock[ROUNDS_MAX];
     int reads;
 } bench;
 
@@ -202,6 +212,13 @@ static double time_read(bench *b, sl_pool *pool) {
     return seconds_since(start);
 }
 
+/* Of all threads: what another program takes of the machine does not count. */
+static double processor_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 /* GHz: a chain of dependent additions, one per cycle. */
 static double measure_clock(void) {
 #if defined(__x86_64__) || defined(__aarch64__)
@@ -245,7 +262,9 @@ static void round_matvec(bench *b, int round) {
         }
         sl_matrix m = matrix_over(&subjects[s], b->weights, b->opt.bytes);
         for (int t = 0; t < 2; t++) {
+            double before = processor_seconds();
             b->matvec[t][s][round] = matrix_bytes(&m) * 1e-9 / time_matmul(b, b->pool[t], &m, 1, 512);
+            b->cpu[s][round] = t == 0 ? processor_seconds() - before : b->cpu[s][round];
         }
     }
 }
@@ -269,6 +288,20 @@ static void round_matmul(bench *b, int round) {
 
 /* ---- printing ---- */
 
+static double bytes_per_weight(bench *b, int s) {
+    sl_matrix m = matrix_over(&subjects[s], b->weights, MATMUL_BYTES);
+    return matrix_bytes(&m) / ((double)m.rows * (double)m.cols);
+}
+
+/* Median over rounds of the processor time per weight against that of the first subject, Q4_0. */
+static double against_first(bench *b, int s) {
+    double ratio[ROUNDS_MAX], bytes = bytes_per_weight(b, s) / bytes_per_weight(b, 0);
+    for (int i = 0; i < b->opt.rounds; i++) {
+        ratio[i] = b->cpu[s][i] / b->cpu[0][i] * bytes;
+    }
+    return median(ratio, b->opt.rounds);
+}
+
 static void print_results(bench *b) {
     int rounds = b->opt.rounds;
     double read[2] = {median(b->read[0], b->reads), median(b->read[1], b->reads)}, clock = 0;
@@ -277,18 +310,23 @@ static void print_results(bench *b) {
     }
     printf("set %s, %d columns, clock %.2f GHz, read bandwidth %.1f GB/s with 1 thread, %.1f with %d\n\n", b->k->name,
            COLS, clock, read[0], read[1], b->opt.threads);
-    printf("%-12s matvec GB/s (share of read) 1 and %d threads | matmul GMAC/s (per cycle and core), 1 thread; all "
+    printf("%-12s per weight, matvec GB/s (share of read) 1 and %d threads | matmul GMAC/s (per cycle and core), 1 "
+           "thread; all "
            "threads, n =",
            "", b->opt.threads);
     for (int n = 0; n < BATCHES; n++) {
         printf(" %d", (int)batch[n]);
     }
     printf("\n");
+    double ratio[SUBJECTS]; /* before medians sort the rounds */
+    for (int s = 0; s < SUBJECTS; s++) {
+        ratio[s] = wanted(b, s) && wanted(b, 0) ? against_first(b, s) : 0;
+    }
     for (int s = 0; s < SUBJECTS; s++) {
         if (!wanted(b, s)) {
             continue;
         }
-        printf("%-12s", subjects[s].name);
+        printf("%-12s %5.2f", subjects[s].name, ratio[s]);
         for (int t = 0; t < 2; t++) {
             double v = median(b->matvec[t][s], rounds);
             printf(" %6.1f (%3.0f%%)", v, 100 * v / read[t]);
@@ -309,7 +347,7 @@ static void print_results(bench *b) {
 /* ---- main ---- */
 
 static options parse(int argc, char **argv) {
-    options o = {.bytes = 512ull << 20, .rounds = 5, .threads = sl_cpu_count()};
+    options o = {.bytes = 512ull << 20, .rounds = 5, .threads = sl_cpu_count(), .matmul = 1};
     for (int i = 1; i + 1 < argc; i += 2) {
         const char *v = argv[i + 1];
         if (strcmp(argv[i], "--isa") == 0) {
@@ -320,6 +358,8 @@ static options parse(int argc, char **argv) {
             o.bytes = (uint64_t)atoi(v) << 20;
         } else if (strcmp(argv[i], "--rounds") == 0) {
             o.rounds = (int)sl_min_i64(atoi(v), ROUNDS_MAX);
+        } else if (strcmp(argv[i], "--matmul") == 0) {
+            o.matmul = atoi(v);
         } else if (strcmp(argv[i], "--threads") == 0) {
             o.threads = (int)sl_min_i64(atoi(v), 64);
         } else {
@@ -349,7 +389,7 @@ int main(int argc, char **argv) {
     }
     b.q = map(BATCH_MAX * cpu_act_bytes(COLS));
     b.k->quantize(b.x, COLS, BATCH_MAX, COLS, b.q);
-    b.y = map((uint64_t)BATCH_MAX * 16384 * sizeof(float));
+    b.y = map((uint64_t)BATCH_MAX * 32768 * sizeof(float));
     for (int t = 0; t < b.opt.threads; t++) {
         b.scratch[t] = map(cpu_scratch_bytes(COLS));
     }
@@ -358,7 +398,9 @@ int main(int argc, char **argv) {
         round_matvec(&b, round);
         measure_read(&b);
         b.clock[round] = measure_clock();
-        round_matmul(&b, round);
+        if (b.opt.matmul) {
+            round_matmul(&b, round);
+        }
     }
     print_results(&b);
     sl_pool_free(b.pool[0]);

@@ -100,6 +100,10 @@ typedef struct sl_decode_cost {
 /* For an engine opened with plan_only, on the CPU: times layers of the model's shapes and formats over zeros for about
  * `seconds`, in at most `memory` bytes, which are given back. SL_ERR_BUDGET where no layer fits. */
 SL_API bool sl_engine_measure(sl_engine *e, uint64_t memory, double seconds, sl_decode_cost *out, sl_error *err);
+/* The same where experts are missing with this probability, and are read from the model's files: expert_seconds has the
+ * waiting for them. */
+SL_API bool sl_engine_measure_reading(sl_engine *e, double missing, uint64_t memory, double seconds,
+                                      sl_decode_cost *out, sl_error *err);
 
 typedef struct sl_stats {
     size_t size;
@@ -133,6 +137,9 @@ typedef struct sl_trace {
 SL_API void sl_engine_trace(sl_engine *e, bool on); /* on clears what was recorded */
 /* Copies up to max entries (borrowed paths live as long as the engine); returns how many there are. */
 SL_API size_t sl_engine_get_trace(sl_engine *e, sl_trace *out, size_t max);
+/* The reads of one token whose experts are chosen at random and are missing with probability `missing`, as a trace with
+ * a burst for each layer that misses any: for forecasts. Also of an engine opened with plan_only. */
+SL_API size_t sl_engine_sample_reads(const sl_engine *e, double missing, uint64_t seed, sl_trace *out, size_t max);
 
 /* What the rows of a step chose in one MoE layer. */
 typedef struct sl_routing {
@@ -169,6 +176,7 @@ typedef struct sl_pack_options {
     /* Called now and then; false: stop. What is written stays, and the same call goes on with it. */
     bool (*progress)(void *user, sl_pack_stage stage, uint64_t done, uint64_t total);
     void *progress_user;
+    int calibration_tokens; /* at most, from the text's beginning; 0: 65536 */
 } sl_pack_options;
 #define SL_PACK_OPTIONS_INIT                                                                                           \
     { .size = sizeof(sl_pack_options) }

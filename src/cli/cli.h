@@ -293,8 +293,11 @@ typedef struct cli_replay {
     double rate; /* bytes per second of reads issued without waiting for bursts to end; 0: there are none */
     const char *reader;
 } cli_replay;
-bool cli_replay_trace(const sl_trace *trace, size_t n, const sl_engine_info *info, bool buffered, bool bursts,
-                      cli_replay *out, sl_error *err);
+/* Waiting for each burst, as layers do, and (or) a part of the reads without. */
+enum { CLI_REPLAY_BURSTS = 1, CLI_REPLAY_STREAM = 2 };
+/* area: bytes of memory to read to (0: as is usual). */
+bool cli_replay_trace(const sl_trace *trace, size_t n, const sl_engine_info *info, bool buffered, int what,
+                      uint64_t area, cli_replay *out, sl_error *err);
 void cli_replay_free(cli_replay *r);
 
 #endif

@@ -165,12 +165,19 @@ static bool remember_past(conversation *c, const int32_t *ids, size_t n, const c
     return length <= n + answer->count || sl_seq_truncate(c->seq, (int)(n + answer->count), err);
 }
 
+/* The engine does not know what a person can do. */
+static void note_way_on(const sl_error *err) {
+    if (err->code == SL_ERR_CONTEXT)
+        cli_note("/clear begins anew; --ctx gives a larger context");
+}
+
 static void end_answer(conversation *c, bool ok, const cli_answer *answer) {
     if (answer->text.size > 0 && answer->text.data[answer->text.size - 1] != '\n')
         cli_put("\n", 1);
-    if (!ok)
+    if (!ok) {
         cli_report(&answer->error);
-    else if (answer->finish == SL_FINISH_CANCELLED && answer->text.size > 0)
+        note_way_on(&answer->error);
+    } else if (answer->finish == SL_FINISH_CANCELLED && answer->text.size > 0)
         cli_note("stopped");
     else
         cli_note_full(c->args, answer, "/clear begins anew");
@@ -204,6 +211,7 @@ static void take_turn(conversation *c, const char *line) {
     int same = cli_chat_ids(c->engine, c->messages, c->args->think, &ids, &n, &err) ? keep_common(c, ids, n, &err) : -1;
     if (same < 0) {
         cli_report(&err);
+        note_way_on(&err);
         c->failed = true;
         drop_question(c, "no answer");
     } else {

@@ -41,8 +41,11 @@ static int verify(const cli_args *a) {
     bool ok = sl_pack_verify(a->operand[0], show_verify, &bar, &damaged, &err);
     cli_interrupt_end();
     cli_status_clear();
-    if (!ok && err.code == SL_ERR_CANCELLED)
+    if (!ok && err.code == SL_ERR_CANCELLED) {
+        cli_note("%s: stopped; nothing was changed, and of what was read %s", a->operand[0],
+                 damaged ? "something is damaged" : "every byte is as it was packed");
         return cli_stop_status();
+    }
     if (!ok && damaged > 1)
         cli_complain(CLI_FAILED, "%s: %llu of its checksums are wrong; the first:", a->operand[0],
                      (unsigned long long)damaged);
@@ -72,6 +75,19 @@ static int fail(const cli_args *a, const sl_error *err) {
     return cli_stop_status();
 }
 
+/* A calibration with what is no text would be paid for with quality, and nothing would tell. */
+static bool is_text(const char *file, const char *text, size_t n, sl_error *err) {
+    int32_t cp;
+    for (size_t i = 0; i < n;) {
+        int used = sl_utf8_decode(text + i, n - i, &cp);
+        if (cp <= 0)
+            return sl_fail(err, SL_ERR_FORMAT, "%s: byte 0x%02x at offset %zu, a text in UTF-8 expected", file,
+                           (unsigned char)text[i], i);
+        i += (size_t)used;
+    }
+    return true;
+}
+
 int cli_pack(const cli_args *a) {
     sl_error err = {0};
     sl_pack_options o = SL_PACK_OPTIONS_INIT;
@@ -86,10 +102,15 @@ int cli_pack(const cli_args *a) {
         return cli_complain(CLI_USAGE, "%s needs --experts", a->group ? "--group" : "--calibrate");
     if (a->group && a->group != 32 && a->group != 64 && a->group != 128)
         return cli_complain(CLI_USAGE, "--group: '%d': expected 32, 64 or 128", a->group);
+    if (a->tokens > 0 && !a->calibrate)
+        return cli_complain(CLI_USAGE, "--tokens is of the text that --calibrate names");
     if (a->calibrate) {
         text = cli_read_input(a->calibrate, 1 << 30, &o.calibration_size, &err);
-        if (!text)
+        if (!text || !is_text(a->calibrate, text, o.calibration_size, &err)) {
+            free(text);
             return cli_report(&err);
+        }
+        o.calibration_tokens = a->tokens > 0 ? a->tokens : 0;
     }
     o.model = a->operand[0];
     o.out = a->operand[1];

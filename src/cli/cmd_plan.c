@@ -1,19 +1,25 @@
 /* sluice plan: what a memory budget will give, before loading anything.
  *
  * A token needs: the resident part computed, the experts it asks for computed, and those of them that are not in a slot
- * read from the disk. Reads of a layer overlap with the computing of its hits, so a token takes
- * dense + max(disk, hits) + misses. Computing is timed on layers of the model's shapes over zeros (sl_engine_measure);
- * where that cannot be, it is taken to be as fast as memory is read, and the speed is called a bound. The one thing
- * that cannot be known is the hit rate: it is given for two routings, one that uses all experts alike and one as skewed
- * as trained models are found to be. */
+ * read from the disk. A layer's reads are issued together and overlap with the computing of its hits and of those
+ * misses that have come. Computing is timed on layers of the model's shapes over zeros (sl_engine_measure), and then
+ * again with experts that come only when reads of random ones have (sl_engine_measure_reading): what small reads, short
+ * bursts and threads that were asleep cost is in that. Where it cannot be, a token takes dense + sum over layers of
+ * (max(its reads, its hits) + the last miss), from reads without computing; and where nothing can be timed, computing
+ * is taken to be as fast as memory is read, and the speed is called a bound. The one thing that cannot be known is the
+ * hit rate: it is given for two routings, one that uses all experts alike and one as skewed as trained models are found
+ * to be. */
 #include "cli.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct forecast {
     const char *name;
     double hit_rate, disk_bytes, seconds; /* per token */
+    double disk_seconds;                  /* of its reads alone */
+    double read_rate;                     /* bytes per second of them */
 } forecast;
 
 enum { UNIFORM, SKEWED, FORECASTS };
@@ -23,7 +29,8 @@ typedef struct plan {
     sl_engine_info info;
     cli_machine_rates rates;
     sl_decode_cost cost;
-    bool measured; /* cost is measured, else a bound */
+    bool measured;         /* cost is measured, else a bound */
+    bool reading_measured; /* a token with its reads is measured, too */
     forecast forecast[FORECASTS];
 } plan;
 
@@ -39,11 +46,9 @@ static double share_of_experts(const sl_engine_info *i) {
 }
 
 /* What computing a token takes; false: no more than a bound is known. */
-static bool cost_of_token(sl_engine *e, const sl_engine_info *i, const cli_machine_rates *m, uint64_t spare,
+static bool cost_of_token(sl_engine *e, const sl_engine_info *i, const cli_machine_rates *m, uint64_t room,
                           sl_decode_cost *cost) {
     *cost = (sl_decode_cost){.size = sizeof *cost};
-    /* More is touched of spans that lie in huge pages than was asked for. */
-    uint64_t room = spare > 2 * HUGE_PAGES ? spare - HUGE_PAGES : spare / 2;
     if (sl_engine_measure(e, room, 0.5, cost, NULL))
         return true;
     cost->dense_seconds = (double)i->dense_bytes_per_token / m->memory_read;
@@ -51,28 +56,123 @@ static bool cost_of_token(sl_engine *e, const sl_engine_info *i, const cli_machi
     return false;
 }
 
-static forecast predict(const sl_engine_info *i, const cli_machine_rates *m, const sl_decode_cost *cost, int which) {
-    double share = share_of_experts(i);
-    forecast f = {.name = which == UNIFORM ? "all experts alike" : "skewed as trained models are"};
-    f.hit_rate = which == UNIFORM || below_cliff(i) ? share : sqrt(share);
-    double asked = (double)i->bytes_per_token;
-    f.disk_bytes = asked * (1 - f.hit_rate);
-    double hits = cost->expert_seconds * f.hit_rate, misses = cost->expert_seconds - hits,
-           disk = f.disk_bytes > 0 ? f.disk_bytes / m->disk_read : 0;
-    f.seconds = cost->dense_seconds + fmax(disk, hits) + misses;
-    return f;
+/* ---- reads --------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct reading {
+    bool buffered;
+    uint64_t area, piece; /* bytes of memory to read to, and of a read */
+    uint64_t room;        /* for measuring a token */
+} reading;
+
+typedef struct timed_reads {
+    double tokens, seconds, bytes;
+    double layers;  /* that had any */
+    double overlap; /* sum over those of max(reads, hits) */
+} timed_reads;
+
+/* A token's reads, in pieces as the engine's readers make them. Allocated. */
+static sl_trace *sample_pieces(sl_engine *e, double missing, uint64_t seed, uint64_t piece, size_t *count,
+                               sl_error *err) {
+    size_t n = sl_engine_sample_reads(e, missing, seed, NULL, 0), pieces = 0;
+    sl_trace *whole = calloc(n + 1, sizeof *whole), *out = NULL;
+    if (whole)
+        sl_engine_sample_reads(e, missing, seed, whole, n);
+    for (size_t k = 0; whole && k < n; k++)
+        pieces += (size_t)((whole[k].bytes + piece - 1) / piece);
+    if (whole)
+        out = calloc(pieces + 1, sizeof *out);
+    *count = 0;
+    for (size_t k = 0; out && k < n; k++)
+        for (uint64_t at = 0; at < whole[k].bytes; at += piece) {
+            out[*count] = whole[k];
+            out[*count].offset += at;
+            out[(*count)++].bytes = whole[k].bytes - at < piece ? whole[k].bytes - at : piece;
+        }
+    free(whole);
+    return out ? out : sl_fail_null(err, SL_ERR_MEMORY, "out of memory for a trace of %zu reads", n);
+}
+
+/* Reads of `tokens` tokens from number `from` on, one after the other in bursts of a layer. */
+static bool time_reads(sl_engine *e, const sl_engine_info *i, const reading *how, double missing, double hit_seconds,
+                       int from, int tokens, timed_reads *t, sl_error *err) {
+    bool ok = true;
+    *t = (timed_reads){.tokens = tokens};
+    for (int k = from; ok && k < from + tokens; k++) {
+        size_t n;
+        sl_trace *trace = sample_pieces(e, missing, (uint64_t)k, how->piece, &n, err);
+        cli_replay replay = {0};
+        ok = trace && cli_replay_trace(trace, n, i, how->buffered, CLI_REPLAY_BURSTS, how->area, &replay, err);
+        for (size_t b = 0; ok && b < replay.bursts; b++)
+            t->overlap += fmax((double)replay.ns[b] / 1e9, hit_seconds);
+        t->layers += (double)replay.bursts;
+        t->seconds += (double)replay.total_ns / 1e9;
+        t->bytes += (double)replay.bytes;
+        cli_replay_free(&replay);
+        free(trace);
+    }
+    return ok;
+}
+
+/* For about a second, after one token that is not counted. */
+static bool forecast_reads(sl_engine *e, const sl_engine_info *i, const reading *how, double missing,
+                           double hit_seconds, timed_reads *t, sl_error *err) {
+    enum { LEAST = 3, MOST = 200 };
+    if (!time_reads(e, i, how, missing, hit_seconds, 0, 1, t, err))
+        return false;
+    double want = 1.0 / fmax(t->seconds, 1e-4);
+    return time_reads(e, i, how, missing, hit_seconds, 1,
+                      want < LEAST  ? LEAST
+                      : want > MOST ? MOST
+                                    : (int)want,
+                      t, err);
+}
+
+static bool predict(sl_engine *e, plan *p, int which, const reading *how, sl_error *err) {
+    const sl_engine_info *i = &p->info;
+    double share = share_of_experts(i), layers = i->moe_layers;
+    forecast *f = &p->forecast[which];
+    timed_reads t;
+    *f = (forecast){.name = which == UNIFORM ? "all experts alike" : "skewed as trained models are"};
+    f->hit_rate = which == UNIFORM || below_cliff(i) ? share : sqrt(share);
+    f->disk_bytes = (double)i->bytes_per_token * (1 - f->hit_rate);
+    f->seconds = p->cost.dense_seconds;
+    if (i->experts == 0)
+        return true;
+    double hits = p->cost.expert_seconds * f->hit_rate / layers;
+    bool all = f->hit_rate >= 1; /* nothing is read: how fast reads would be is only told */
+    if (!forecast_reads(e, i, how, all ? 1 : 1 - f->hit_rate, hits, &t, err))
+        return false;
+    double reading_layers = t.layers / t.tokens;
+    f->read_rate = t.seconds > 0 ? t.bytes / t.seconds : 0;
+    if (all) {
+        f->seconds += p->cost.expert_seconds;
+        return true;
+    }
+    f->disk_seconds = t.seconds / t.tokens;
+    sl_decode_cost with = {.size = sizeof with};
+    if (p->measured && sl_engine_measure_reading(e, 1 - f->hit_rate, how->room, 1.0, &with, NULL)) {
+        f->seconds = with.dense_seconds + with.expert_seconds;
+        p->reading_measured = true;
+        return true;
+    }
+    f->seconds += t.overlap / t.tokens + (layers - reading_layers) * hits +
+                  reading_layers * p->cost.expert_seconds / (layers * i->experts_per_token);
+    return true;
 }
 
 static json_t *forecast_json(const forecast *f) {
-    return json_pack("{s:s, s:f, s:f, s:f}", "routing", f->name, "hit_rate", f->hit_rate, "disk_bytes_per_token",
-                     f->disk_bytes, "decode_tokens_per_second", f->seconds > 0 ? 1 / f->seconds : 0.0);
+    return json_pack("{s:s, s:f, s:f, s:f, s:f}", "routing", f->name, "hit_rate", f->hit_rate, "disk_bytes_per_token",
+                     f->disk_bytes, "disk_seconds_per_token", f->disk_seconds, "decode_tokens_per_second",
+                     f->seconds > 0 ? 1 / f->seconds : 0.0);
 }
 
 static json_t *machine_json(const plan *p) {
-    return json_pack("{s:f, s:b, s:f, s:b, s:f, s:f, s:b}", "memory_read_bytes_per_second", p->rates.memory_read,
+    return json_pack("{s:f, s:b, s:f, s:b, s:f, s:f, s:b, s:b}", "memory_read_bytes_per_second", p->rates.memory_read,
                      "memory_beyond_caches", p->rates.beyond_caches, "disk_read_bytes_per_second", p->rates.disk_read,
                      "disk_direct", p->rates.disk_direct, "dense_seconds_per_token", p->cost.dense_seconds,
-                     "expert_seconds_per_token", p->cost.expert_seconds, "computing_measured", p->measured);
+                     "expert_seconds_per_token", p->cost.expert_seconds, "computing_measured", p->measured,
+                     "reading_measured", p->reading_measured);
 }
 
 static int print_plan_json(const plan *p) {
@@ -112,7 +212,7 @@ static void print_machine(const plan *p) {
     printf("machine   memory reads %.1f GB/s on %d threads%s\n", m->memory_read / 1e9, p->info.threads,
            m->beyond_caches ? "" : " (measured within the caches, for want of memory: too good)");
     if (p->info.experts > 0)
-        printf("          disk reads %.2f GB/s (%s, pieces of an expert's size)\n", m->disk_read / 1e9,
+        printf("          disk reads %.2f GB/s (%s, as layers ask for experts)\n", m->disk_read / 1e9,
                m->disk_direct ? "past the page cache" : "through the page cache: may be too good");
     if (p->measured)
         printf("          computes a token in %.2f ms, its experts in %.2f ms of them\n",
@@ -120,11 +220,14 @@ static void print_machine(const plan *p) {
 }
 
 static void print_assumptions(const plan *p) {
-    printf(
-        "assumes   %s;\n          reads of a layer overlap with the computing of its hits; nothing guessed ahead; a cache that "
-        "has warmed\n          up; hit rate = share of experts in memory (all alike) or its square root (skewed)\n",
-        p->measured ? "computing takes what layers of this shape took, a few hundred tokens into a text"
-                    : "computing is as fast as memory is read, which it never quite is: an upper bound");
+    printf("assumes   %s;\n          %s; nothing guessed ahead; a cache that has warmed\n          up; hit rate = "
+           "share of "
+           "experts in "
+           "memory (all alike) or its square root (skewed)\n",
+           p->measured ? "computing takes what layers of this shape took, a few hundred tokens into a text"
+                       : "computing is as fast as memory is read, which it never quite is: an upper bound",
+           p->reading_measured ? "the same with random experts read meanwhile, as many as are not in slots"
+                               : "reads of a layer overlap with the computing of its hits");
 }
 
 static void print_plan(const plan *p) {
@@ -142,20 +245,25 @@ static void print_plan(const plan *p) {
 }
 
 /* All of it within what the budget leaves, one after the other. */
-static bool measure(sl_engine *e, plan *p, sl_error *err) {
-    enum { DEPTH = 8 };
+static bool measure(sl_engine *e, plan *p, bool buffered, sl_error *err) {
+    enum { AREA = 16 << 20, PIECE = 512 << 10, BLOCK = 4096 };
     const sl_engine_info *i = &p->info;
     uint64_t spare = cli_spare_memory(i->memory);
-    cli_status("measuring memory and disk");
-    /* An expert is three reads (gate, up, down) of about a third each. */
-    bool ok =
-        cli_measure_memory_read(i->threads, spare, &p->rates, err) &&
-        (i->experts == 0 || cli_measure_disk_read(i->path, i->bytes_per_expert / 3, DEPTH, 1.0, spare, &p->rates, err));
+    reading how = {.buffered = buffered, .area = spare < 2 * AREA ? spare / 2 : AREA};
+    how.piece = how.area < 2 * PIECE ? sl_round_up(how.area / 4 + 1, BLOCK) : PIECE;
+    how.area = how.area < 4 * BLOCK ? 4 * BLOCK : how.area;
+    cli_status("measuring memory");
+    bool ok = cli_measure_memory_read(i->threads, spare, &p->rates, err);
     cli_status("measuring a token");
-    p->measured = ok && cost_of_token(e, i, &p->rates, spare, &p->cost);
-    cli_status_clear();
+    /* More is touched of spans that lie in huge pages than was asked for. */
+    how.room = spare > 2 * HUGE_PAGES ? spare - HUGE_PAGES : spare / 2;
+    p->measured = ok && cost_of_token(e, i, &p->rates, how.room, &p->cost);
+    cli_status("measuring the disk");
     for (int k = 0; ok && k < FORECASTS; k++)
-        p->forecast[k] = predict(i, &p->rates, &p->cost, k);
+        ok = predict(e, p, k, &how, err);
+    cli_status_clear();
+    p->rates.disk_read = p->forecast[UNIFORM].read_rate;
+    p->rates.disk_direct = strstr(i->reader, "O_DIRECT") != NULL;
     return ok;
 }
 
@@ -168,7 +276,7 @@ static int plan_with(sl_engine *e, const cli_args *a) {
     if (a->memory == 0 && p.info.memory < p.info.least_memory)
         return cli_complain(CLI_FAILED, "%s does not run in %s: the least is %s", p.info.path,
                             cli_size(p.info.memory, have), cli_size(p.info.least_memory, least));
-    if (!measure(e, &p, &err))
+    if (!measure(e, &p, a->buffered, &err))
         return cli_report(&err);
     if (a->json)
         return print_plan_json(&p);

@@ -116,7 +116,7 @@ static bool check_space(const char *path, uint64_t need, sl_error *err) {
 }
 
 static bool synthesize(const cli_args *a, const char *out, const synth_shape *shape, const synth_format *format,
-                       sl_error *err) {
+                       int *fallbacks, sl_error *err) {
     synth_tokenizer tokenizer = {0};
     synth_random random = {0};
     synth_job job = {.shape = shape, .format = format, .tokenizer = &tokenizer, .random = &random, .skew = a->skew};
@@ -131,6 +131,7 @@ static bool synthesize(const cli_args *a, const char *out, const synth_shape *sh
          synth_skew_ids(&job, out, err);
     cli_status_clear();
     synth_skew_close(&job);
+    *fallbacks = job.fallbacks;
     synth_random_close(&random);
     synth_tokenizer_close(&tokenizer);
     free(tensors);
@@ -151,11 +152,18 @@ int cli_synth(const cli_args *a) {
         !check_target(a, w.out, format.mlx, &err) || !synth_skew_fits(&shape, a->skew, &err))
         return cli_complain(CLI_USAGE, "%s", err.message);
     cli_stop_begin();
-    bool ok = synthesize(a, w.out, &shape, &format, &err);
+    int fallbacks = 0;
+    bool ok = synthesize(a, w.out, &shape, &format, &fallbacks, &err);
     bool interrupted = cli_interrupted();
     cli_interrupt_end();
+    if (!ok && interrupted)
+        cli_note("%s: stopped; %s", w.out,
+                 format.mlx ? "what it has is not a model" : "nothing of it is left, and what was there is as it was");
     if (!ok)
         return interrupted ? cli_stop_status() : cli_report(&err);
+    if (fallbacks)
+        cli_note("%d matrices are Q8_0: their rows do not divide into blocks of %u, which %s has", fallbacks,
+                 sl_format_get(format.format)->block_weights, sl_format_get(format.format)->name);
     cli_note("%s: %s with random weights (seed %llu)%s", w.out, shape.name, (unsigned long long)a->seed,
              synth_is_skewed(a->skew) ? ", and ids to force beside it (.ids.json)" : "");
     return CLI_OK;

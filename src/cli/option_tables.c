@@ -122,6 +122,7 @@ const cli_option cli_pack_options[] = {
     {"group", 0, CLI_INT, AT(group), 32, 128, "32|64|128", "weights that share a scale and a bias (default: 64)"},
     {"calibrate", 0, CLI_TEXT, AT(calibrate), 0, 0, "FILE",
      "a text that is run through the model first, so that errors fall where they matter least"},
+    {"tokens", 0, CLI_INT, AT(tokens), 1, 1 << 24, "N", "of that text at most (default: 65536)"},
     {"verify", 0, CLI_FLAG, AT(verify), 0, 0, NULL, "read the pack MODEL and compare every byte with its checksum"},
     END};
 

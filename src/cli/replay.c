@@ -249,13 +249,13 @@ static bool replay_stream(replay *r, burst_reader *reader, const sl_trace *trace
     return true;
 }
 
-bool cli_replay_trace(const sl_trace *trace, size_t n, const sl_engine_info *info, bool buffered, bool bursts,
-                      cli_replay *out, sl_error *err) {
-    replay r = {.buffered = buffered, .area_bytes = AREA_BYTES};
+bool cli_replay_trace(const sl_trace *trace, size_t n, const sl_engine_info *info, bool buffered, int what,
+                      uint64_t area_bytes, cli_replay *out, sl_error *err) {
+    replay r = {.buffered = buffered, .area_bytes = area_bytes ? area_bytes : AREA_BYTES};
     burst_reader reader;
     void *area = NULL;
     *out = (cli_replay){.ns = calloc(n + 1, sizeof *out->ns), .layer = calloc(n + 1, sizeof *out->layer)};
-    bool ok = out->ns && out->layer && (area = cli_read_memory(AREA_BYTES)) != NULL;
+    bool ok = out->ns && out->layer && (area = cli_read_memory(r.area_bytes)) != NULL;
     r.area = area;
     if (!ok) {
         sl_fail(err, SL_ERR_MEMORY, "out of memory for the replay of %zu reads", n);
@@ -263,8 +263,8 @@ bool cli_replay_trace(const sl_trace *trace, size_t n, const sl_engine_info *inf
         ok = reader_start(&reader, strstr(info->reader, "uring") != NULL, err);
         if (ok) {
             out->reader = reader.uring ? "uring" : "pread";
-            ok = (!bursts || replay_bursts(&r, &reader, trace, n, out, err)) &&
-                 replay_stream(&r, &reader, trace, n, out, err);
+            ok = (!(what & CLI_REPLAY_BURSTS) || replay_bursts(&r, &reader, trace, n, out, err)) &&
+                 (!(what & CLI_REPLAY_STREAM) || replay_stream(&r, &reader, trace, n, out, err));
             reader_stop(&reader);
         }
     }

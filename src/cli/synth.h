@@ -108,6 +108,7 @@ typedef struct synth_job {
     size_t count;
     const synth_tokenizer *tokenizer;
     synth_random *random;
+    int fallbacks;  /* GGUF: matrices that are Q8_0 instead, for their rows do not divide into blocks */
     uint64_t total; /* elements of matrices and others, for progress */
     uint64_t done;
     const char *skew; /* a word of --skew, or NULL */

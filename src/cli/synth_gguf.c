@@ -117,6 +117,7 @@ sl_format_id synth_tensor_format(const synth_job *job, const synth_tensor *t) {
 static bool write_tensor(synth_job *job, sl_gguf_writer *w, size_t index, void *buffer) {
     const synth_tensor *t = &job->tensors[index];
     sl_format_id id = synth_tensor_format(job, t);
+    job->fallbacks += t->quantised && id != job->format->format;
     const sl_format *f = sl_format_get(id);
     int64_t all = synth_elements(t);
     bool ok = true;

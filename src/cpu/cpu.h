@@ -15,7 +15,7 @@
  * Mode q8, weights. 32 codes of a row times 32 q make one exact integer I_b, constant offsets of codes and integer
  * scales of half blocks included. Codes that stand for values are these int8 values: IQ4's, doubled ones of MXFP4,
  * signed rows of grids (IQ2, IQ3), 8 * row +- 1 (IQ1). s_b and m_b are scale and bias of the block in f32:
- *     Q4_0, Q5_0, Q8_0, IQ4_NL, TQ2_0     s = d
+ *     Q4_0, Q5_0, Q8_0, IQ4_NL, TQ        s = d
  *     Q6_K, Q3_K                          s = d, halves * sc
  *     Q2_K                                s = d, halves * sc; M_b below
  *     IQ4_XS                              s = d * sc
@@ -27,14 +27,17 @@
  *
  * Mode q8, sum. Four partial sums from +0, blocks b ascending, b into number b mod 4:
  *     a = fma(s_b * d_b, (float)I_b, a), then, for formats with a bias, a = fma(m_b, xs_b, a)
- * (Q2_K: a = fma(dmin * d_b, (float)M_b, a), M_b the exact integer - sum over both halves of min * (sum of q)),
+ * (Q2_K: a = fma(dmin * d_b, (float)M_b, a), M_b the exact integer - sum over both halves of min * (sum of q);
+ * NVFP4: for each half h of the block a = fma(s_h * d_b, (float)I_h, a), s_h half of the scale, codes doubled as
+ * MXFP4's),
  * and y = (a0 + a2) + (a1 + a3). Why so: a matvec reduces the integers of 4 rows x 4 blocks to one 16-lane vector and
  * does the f32 work on that; a tile has rows as lanes and walks the blocks by b mod 4. Both give these bits.
  *
- * Mode q8, F32, F16, BF16, FP8 weights. Activations stay f32; w of FP8 is (value / 256) * (256 * scale), rounded once
- * (scales of any size: there is no integer form). 16 partial sums p[k mod 16] = fma(x_k, w_k, p), k ascending, folded
- * in halves: p[j] += p[j + 8] for j < 8, then + 4, + 2, + 1. Formats not named here (NVFP4, TQ1_0): the same with
- * dequantised weights, rows of them at a time: correct, and slow for few rows of activations.
+ * Mode q8, F32, F16, BF16, FP8, MXFP8 weights. Activations stay f32 (codes that are floats have no integer form). 16
+ * partial sums p[k mod 16] = fma(x_k, w_k, p), k ascending, folded in halves: p[j] += p[j + 8] for j < 8, then + 4, +
+ * 2,
+ * + 1. FP8 and MXFP8: over the 128 or 32 columns of a scale t[k mod 16] = fma(x_k, code_k / 256, t) from +0, then p =
+ * fma(t, 256 * scale, p). NVFP4_SPLIT whose columns are not whole blocks of 32: as F32, dequantised.
  *
  * Mode exact (scalar code, the oracle; any format). f32 activations and dequantised weights, 8 partial sums by k mod 8
  * in double, folded in halves, rounded to f32 once.

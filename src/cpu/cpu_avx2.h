@@ -105,6 +105,8 @@ CPU_INLINE scales load_scales(sl_format_id f, const sl_matrix *w, const quad *q,
     }
     case SL_MXFP4_SPLIT:
         return (scales){.s = four_e8m0_split(quad_group_bytes(q, w->part[1] + (uint64_t)row * w->row_bytes[1]))};
+    case SL_NVFP4_SPLIT:
+        return four_pairs(quad_pairs(f, q, w->part[1] + (uint64_t)row * w->row_bytes[1]), true);
     default:
         return cpu_is_affine(f) ? (scales){side_four(w, q, 1, row), side_four(w, q, 2, row)} : unpack_scales(f, q);
     }

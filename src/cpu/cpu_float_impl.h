@@ -1,9 +1,10 @@
-/* Matrix products with F32, F16, BF16 and FP8 weights, written once on 16-wide vectors and compiled by each instruction
- * set's file. One vector of partial sums per (row of W, row of activations); as many are held at a time as there are
- * registers, so that a weight is loaded and converted once per FLOAT_ACTS rows of activations. */
+/* Matrix products with F32, F16, BF16, FP8 and MXFP8 weights, written once on 16-wide vectors and compiled by each
+ * instruction set's file. One vector of partial sums per (row of W, row of activations); as many are held at a time as
+ * there are registers, so that a weight is loaded and converted once per FLOAT_ACTS rows of activations. */
 #ifndef SL_CPU_FLOAT_IMPL_H
 #define SL_CPU_FLOAT_IMPL_H
 
+#include "cpu/cpu_e4m3_impl.h"
 #include "cpu/cpu_math.h"
 #include "cpu/cpu_matmul.h"
 #include "cpu/cpu_sixteen.h"
@@ -18,30 +19,15 @@ enum { FLOAT_ROWS = 2, FLOAT_ACTS = 2 };
 #endif
 
 V_INLINE int64_t weight_bytes(sl_format_id f) {
-    return f == SL_F32 ? 4 : f == SL_FP8 ? 1 : 2;
+    return f == SL_F32 ? 4 : 2;
 }
 
-/* FP8: values of codes / 256, which is what an instruction makes of them, to be scaled. */
 V_INLINE sixteen load_weights(sl_format_id f, const uint8_t *p) {
-    return f == SL_F32   ? sixteen_load(p)
-           : f == SL_F16 ? sixteen_load_f16(p)
-           : f == SL_FP8 ? sixteen_load_e4m3(p)
-                         : sixteen_load_bf16(p);
+    return f == SL_F32 ? sixteen_load(p) : f == SL_F16 ? sixteen_load_f16(p) : sixteen_load_bf16(p);
 }
 
 V_INLINE float weight_at(sl_format_id f, const uint8_t *p) {
-    return f == SL_F32   ? quant_f32(p)
-           : f == SL_F16 ? sl_f16_to_f32(quant_u16(p))
-           : f == SL_FP8 ? quant_e4m3(p[0]) * 0x1p-8f
-                         : sl_bf16_to_f32(quant_u16(p));
-}
-
-/* FP8: 256 times a row's scale at columns 128 * at .. 128 * at + 127; p: where its scales begin. */
-V_INLINE float block_scale(const sl_matrix *m, const uint8_t *p, int64_t at) {
-    float s = m->side == SL_F32   ? quant_f32(p + 4 * at)
-              : m->side == SL_F16 ? sl_f16_to_f32(quant_u16(p + 2 * at))
-                                  : sl_bf16_to_f32(quant_u16(p + 2 * at));
-    return s * 256.0f;
+    return f == SL_F32 ? quant_f32(p) : f == SL_F16 ? sl_f16_to_f32(quant_u16(p)) : sl_bf16_to_f32(quant_u16(p));
 }
 
 /* Asks for what a row-by-row reader of W reaches 16 KiB later (rows are contiguous; R of them are read side by side):
@@ -55,15 +41,10 @@ V_INLINE void float_prefetch(sl_format_id f, int R, const uint8_t *w, int64_t k)
 
 /* R rows of m, from `row` on, times A rows of activations. */
 V_INLINE void float_block(sl_format_id f, int R, int A, const sl_matrix *m, int64_t row, const float *const *x,
-                          float out[4][4]) {
+                          float out[8][4]) {
     const uint64_t stride = m->row_bytes[0];
     const uint8_t *w = m->part[0] + (uint64_t)row * stride;
     const int64_t cols = m->cols;
-    const uint8_t *side[4] = {NULL};
-    float scale[4] = {1, 1, 1, 1};
-    for (int r = 0; f == SL_FP8 && r < R; r++) {
-        side[r] = m->part[1] + (uint64_t)quant_fp8_scale_row(m, row + r) * m->row_bytes[1];
-    }
     sixteen sum[4][4];
     int64_t k = 0;
 #pragma GCC unroll 4
@@ -78,12 +59,6 @@ V_INLINE void float_block(sl_format_id f, int R, int A, const sl_matrix *m, int6
         if (A == 1) {
             float_prefetch(f, R, w, k);
         }
-        if (f == SL_FP8 && k % 128 == 0) {
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++) {
-                scale[r] = block_scale(m, side[r], k / 128);
-            }
-        }
 #pragma GCC unroll 4
         for (int a = 0; a < A; a++) {
             xv[a] = sixteen_load((const uint8_t *)(x[a] + k));
@@ -91,23 +66,18 @@ V_INLINE void float_block(sl_format_id f, int R, int A, const sl_matrix *m, int6
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
             sixteen wv = load_weights(f, w + (uint64_t)r * stride + k * weight_bytes(f));
-            wv = f == SL_FP8 ? sixteen_scale(wv, scale[r]) : wv;
 #pragma GCC unroll 4
             for (int a = 0; a < A; a++) {
                 sum[r][a] = sixteen_fma(xv[a], wv, sum[r][a]);
             }
         }
     }
-    for (int r = 0; f == SL_FP8 && k < cols && r < R; r++) {
-        scale[r] = block_scale(m, side[r], k / 128);
-    }
     for (int r = 0; r < R; r++) {
         for (int a = 0; a < A; a++) {
             float p[16];
             sixteen_store(p, sum[r][a]);
             for (int64_t t = k; t < cols; t++) {
-                float v = weight_at(f, w + (uint64_t)r * stride + t * weight_bytes(f));
-                p[t - k] = fmaf(x[a][t], f == SL_FP8 ? v * scale[r] : v, p[t - k]);
+                p[t - k] = fmaf(x[a][t], weight_at(f, w + (uint64_t)r * stride + t * weight_bytes(f)), p[t - k]);
             }
             out[r][a] = v16_sum(v16_load(p));
         }
@@ -118,11 +88,15 @@ V_INLINE void float_block(sl_format_id f, int R, int A, const sl_matrix *m, int6
 V_INLINE void float_store(sl_format_id f, int R, int A, const sl_matrix *w, int64_t r, const cpu_rows *in, int64_t i,
                           float *y, int64_t ldy) {
     const float *x[4];
-    float out[4][4];
+    float out[8][4];
     for (int a = 0; a < A; a++) {
         x[a] = cpu_rows_x(in, i + a);
     }
-    float_block(f, R, A, w, r, x, out);
+    if (cpu_is_e4m3(f)) {
+        e4m3_block(f, R, A, w, r, x, out);
+    } else {
+        float_block(f, R, A, w, r, x, out);
+    }
     for (int a = 0; a < A; a++) {
         for (int k = 0; k < R; k++) {
             y[a * ldy + k] = out[k][a];
@@ -130,22 +104,33 @@ V_INLINE void float_store(sl_format_id f, int R, int A, const sl_matrix *w, int6
     }
 }
 
-/* y[i * ldy + r - row0], i0 <= i < i1 */
-V_INLINE void float_rows(sl_format_id f, const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i0,
-                         int64_t i1, float *y, int64_t ldy) {
+/* y[i * ldy + r - row0], i0 <= i < i1, R rows of W and up to A rows of activations at a time. */
+V_INLINE void float_rows_by(sl_format_id f, int R, int A, const sl_matrix *w, int64_t row0, int64_t row1,
+                            const cpu_rows *in, int64_t i0, int64_t i1, float *y, int64_t ldy) {
     int64_t r = row0, i = i0;
-    for (; r + FLOAT_ROWS <= row1; r += FLOAT_ROWS) {
-        for (i = i0; i + FLOAT_ACTS <= i1; i += FLOAT_ACTS) {
-            float_store(f, FLOAT_ROWS, FLOAT_ACTS, w, r, in, i, y + i * ldy + r - row0, ldy);
+    for (; r + R <= row1; r += R) {
+        for (i = i0; A > 1 && i + A <= i1; i += A) {
+            float_store(f, R, A, w, r, in, i, y + i * ldy + r - row0, ldy);
         }
         for (; i < i1; i++) {
-            float_store(f, FLOAT_ROWS, 1, w, r, in, i, y + i * ldy + r - row0, ldy);
+            float_store(f, R, 1, w, r, in, i, y + i * ldy + r - row0, ldy);
         }
     }
     for (; r < row1; r++) {
         for (i = i0; i < i1; i++) {
             float_store(f, 1, 1, w, r, in, i, y + i * ldy + r - row0, ldy);
         }
+    }
+}
+
+V_INLINE void float_rows(sl_format_id f, const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i0,
+                         int64_t i1, float *y, int64_t ldy) {
+    if (!cpu_is_e4m3(f)) {
+        float_rows_by(f, FLOAT_ROWS, FLOAT_ACTS, w, row0, row1, in, i0, i1, y, ldy);
+    } else if (i1 - i0 < E4M3_ACTS) {
+        float_rows_by(f, E4M3_ROWS, 1, w, row0, row1, in, i0, i1, y, ldy);
+    } else {
+        float_rows_by(f, E4M3_ROWS_MANY, E4M3_ACTS, w, row0, row1, in, i0, i1, y, ldy);
     }
 }
 
@@ -172,6 +157,9 @@ static void cpu_matmul_float(const sl_matrix *w, int64_t row0, int64_t row1, con
         break;
     case SL_FP8:
         float_panels(SL_FP8, w, row0, row1, in, y, ldy);
+        break;
+    case SL_MXFP8_SPLIT:
+        float_panels(SL_MXFP8_SPLIT, w, row0, row1, in, y, ldy);
         break;
     default:
         float_panels(SL_F32, w, row0, row1, in, y, ldy);

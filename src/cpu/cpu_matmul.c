@@ -97,7 +97,7 @@ static void matmul_by_tiles(const cpu_matmul_isa *isa, const sl_matrix *w, int64
     }
 }
 
-/* Formats without kernels of their own: a few rows at a time become F32. */
+/* Rows that are not whole blocks of 32 (NVFP4_SPLIT may have such): a few at a time become F32. */
 static void matmul_dequantized(const cpu_matmul_isa *isa, const sl_matrix *w, int64_t row0, int64_t row1,
                                const cpu_rows *in, float *y, int64_t ldy, void *scratch) {
     enum { ROWS = 8 };
@@ -122,7 +122,7 @@ static void matmul(const cpu_matmul_isa *isa, const sl_matrix *w, int64_t row0, 
                    float *y, int64_t ldy, void *scratch) {
     if (cpu_is_float(w->format)) {
         isa->matmul_float(w, row0, row1, in, y, ldy);
-    } else if (!cpu_has_integers(w->format)) {
+    } else if (!cpu_has_integers(w)) {
         matmul_dequantized(isa, w, row0, row1, in, y, ldy, scratch);
     } else if (use_tiles(isa, in)) {
         matmul_by_tiles(isa, w, row0, row1, in, y, ldy, scratch);
@@ -194,7 +194,7 @@ static void gate_up_by_tiles(const cpu_matmul_isa *isa, const sl_matrix *gate, c
 
 static void gate_up(const cpu_matmul_isa *isa, const sl_matrix *gate, const sl_matrix *up, int64_t row0, int64_t row1,
                     const cpu_rows *in, float *h, int64_t ldh, void *scratch) {
-    bool integers = cpu_has_integers(gate->format) && cpu_has_integers(up->format);
+    bool integers = cpu_has_integers(gate) && cpu_has_integers(up);
     if (integers && use_tiles(isa, in)) {
         gate_up_by_tiles(isa, gate, up, row0, row1, in, h, ldh, scratch);
     } else {

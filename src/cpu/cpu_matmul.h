@@ -106,9 +106,14 @@ CPU_INLINE const float *cpu_rows_x(const cpu_rows *in, int64_t i) {
 
 /* ---- formats ---- */
 
+/* Codes are floats of 8 bits, with scales for whole blocks of columns. */
+CPU_INLINE bool cpu_is_e4m3(sl_format_id f) {
+    return f == SL_FP8 || f == SL_MXFP8_SPLIT;
+}
+
 /* Activations stay f32. */
 CPU_INLINE bool cpu_is_float(sl_format_id f) {
-    return f == SL_F32 || f == SL_F16 || f == SL_BF16 || f == SL_FP8;
+    return f == SL_F32 || f == SL_F16 || f == SL_BF16 || cpu_is_e4m3(f);
 }
 
 CPU_INLINE bool cpu_is_affine(sl_format_id f) {
@@ -130,6 +135,11 @@ CPU_INLINE bool cpu_has_halves(sl_format_id f) {
     return f == SL_Q6_K || f == SL_Q3_K || f == SL_IQ2_XS || f == SL_IQ2_S || f == SL_IQ1_M;
 }
 
+/* The two halves of a block have scales of their own that are no integers. */
+CPU_INLINE bool cpu_has_pairs(sl_format_id f) {
+    return f == SL_NVFP4 || f == SL_NVFP4_SPLIT;
+}
+
 /* Codes choose rows of a grid. */
 CPU_INLINE bool cpu_is_grid(sl_format_id f) {
     return f == SL_IQ2_XXS || f == SL_IQ2_XS || f == SL_IQ2_S || f == SL_IQ3_XXS || f == SL_IQ3_S || f == SL_IQ1_S ||
@@ -139,13 +149,12 @@ CPU_INLINE bool cpu_is_grid(sl_format_id f) {
 /* Codes are signed bytes of any value. */
 CPU_INLINE bool cpu_is_signed(sl_format_id f) {
     return f == SL_Q8_0 || f == SL_IQ4_NL || f == SL_IQ4_XS || f == SL_MXFP4 || f == SL_MXFP4_SPLIT || f == SL_TQ2_0 ||
-           (cpu_is_grid(f) && !cpu_has_halves(f));
+           f == SL_TQ1_0 || cpu_has_pairs(f) || (cpu_is_grid(f) && !cpu_has_halves(f));
 }
 
-/* Products of int8 activations are written for it on every instruction set. */
-CPU_INLINE bool cpu_has_integers(sl_format_id f) {
-    return cpu_is_affine(f) || cpu_is_signed(f) || cpu_has_bias(f) || cpu_has_halves(f) || f == SL_Q4_0 ||
-           f == SL_Q5_0 || f == SL_Q2_K;
+/* Its products take int8 activations: where columns are whole blocks of 32, as they are but in NVFP4_SPLIT. */
+CPU_INLINE bool cpu_has_integers(const sl_matrix *w) {
+    return !cpu_is_float(w->format) && w->cols % 32 == 0;
 }
 
 /* ---- instruction sets ---- */

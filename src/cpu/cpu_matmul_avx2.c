@@ -126,8 +126,8 @@ CPU_INLINE quad_codes load_quad(sl_format_id f, const quad *q) {
     return c;
 }
 
-/* I_b of the four blocks from b on. */
-CPU_INLINE __m128i quad_integers(sl_format_id f, const quad_codes *c, const cpu_act *a, int64_t b) {
+/* Of each block of the quad, the sums of the first halves in the low half, of the second ones in the high half. */
+CPU_INLINE __m256i quad_halves(sl_format_id f, const quad_codes *c, const cpu_act *a, int64_t b) {
     const int8_t *x = (f == SL_AFFINE4 ? a->even_odd : a->q) + 32 * b;
     __m256i v[4];
 #pragma GCC unroll 4
@@ -135,7 +135,12 @@ CPU_INLINE __m128i quad_integers(sl_format_id f, const quad_codes *c, const cpu_
         __m256i pairs = pair_sums(f, c->block[j], load256(x + 32 * j));
         v[j] = _mm256_madd_epi16(pairs, cpu_has_halves(f) ? sub_scales(c->sub, j) : _mm256_set1_epi16(1));
     }
-    __m256i h = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+    return _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+}
+
+/* I_b of the four blocks from b on. */
+CPU_INLINE __m128i quad_integers(sl_format_id f, const quad_codes *c, const cpu_act *a, int64_t b) {
+    __m256i h = quad_halves(f, c, a, b);
     __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
     if (quad_offsets(f, a)) {
         return _mm_add_epi32(sum, load128(quad_offsets(f, a) + b));
@@ -160,6 +165,13 @@ CPU_INLINE void add_quad(sl_format_id f, const sl_matrix *w, const quad *q, int6
     quad_codes c = load_quad(f, q);
 #pragma GCC unroll 4
     for (int k = 0; k < n; k++) {
+        if (cpu_has_pairs(f)) {
+            __m256 h = _mm256_cvtepi32_ps(quad_halves(f, &c, &a[k], b));
+            __m128 d = _mm_load_ps(a[k].d + b);
+            sum[k] = _mm_fmadd_ps(_mm_mul_ps(s.s, d), _mm256_castps256_ps128(h), sum[k]);
+            sum[k] = _mm_fmadd_ps(_mm_mul_ps(s.m, d), _mm256_extractf128_ps(h, 1), sum[k]);
+            continue;
+        }
         __m128 i = _mm_cvtepi32_ps(quad_integers(f, &c, &a[k], b));
         sum[k] = _mm_fmadd_ps(_mm_mul_ps(s.s, _mm_load_ps(a[k].d + b)), i, sum[k]);
         sum[k] = cpu_has_bias(f) ? _mm_fmadd_ps(s.m, _mm_load_ps(a[k].xs + b), sum[k]) : sum[k];
@@ -260,6 +272,9 @@ MATVEC(iq4_nl, SL_IQ4_NL)
 MATVEC(iq4_xs, SL_IQ4_XS)
 MATVEC(mxfp4, SL_MXFP4)
 MATVEC(mxfp4_split, SL_MXFP4_SPLIT)
+MATVEC(nvfp4, SL_NVFP4)
+MATVEC(nvfp4_split, SL_NVFP4_SPLIT)
+MATVEC(tq1_0, SL_TQ1_0)
 MATVEC(tq2_0, SL_TQ2_0)
 MATVEC(iq2_xxs, SL_IQ2_XXS)
 MATVEC(iq2_xs, SL_IQ2_XS)
@@ -284,6 +299,8 @@ static matvec_fn *const matvecs[SL_FORMAT_COUNT] = {
     [SL_IQ2_XS] = matvec_iq2_xs,   [SL_IQ2_S] = matvec_iq2_s,
     [SL_IQ3_XXS] = matvec_iq3_xxs, [SL_IQ3_S] = matvec_iq3_s,
     [SL_IQ1_S] = matvec_iq1_s,     [SL_IQ1_M] = matvec_iq1_m,
+    [SL_NVFP4] = matvec_nvfp4,     [SL_NVFP4_SPLIT] = matvec_nvfp4_split,
+    [SL_TQ1_0] = matvec_tq1_0,
 };
 
 static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,

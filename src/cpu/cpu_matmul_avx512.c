@@ -3,8 +3,8 @@
  * The matvec does 4 rows x 4 blocks at a time: two dot instructions (64 products each) per row, a 4 x 4 transpose and
  * add of the integers, and one multiply and one or two fused multiply-adds for 16 sums: about 3 vector instructions per
  * block of 32 weights, a quarter of what the cores can do in the time that memory needs to bring the block. */
-#include "cpu/cpu_avx512.h"
 #include "cpu/cpu_float_impl.h"
+#include "cpu/cpu_scales_avx512.h"
 #include "cpu/cpu_tile_avx512.h"
 
 /* ---- activations ---- */
@@ -150,6 +150,11 @@ CPU_INLINE step_x load_x(sl_format_id f, const cpu_act *a, int64_t b) {
         x.init_lo = in_first_lanes(a->neg8 + b);
     } else if (f == SL_Q5_0) {
         x.init_lo = in_first_lanes(a->neg16 + b);
+    } else if (cpu_has_pairs(f)) { /* codes are raised by 128, four times what neg32 takes off */
+        __m512i v = _mm512_castsi256_si512(_mm256_slli_epi32(load256(a->neg32 + 2 * b), 2));
+        __m512i two = _mm512_slli_epi32(lane_block(), 1);
+        x.init_lo = _mm512_maskz_permutexvar_epi32(0x1111, two, v);
+        x.init_hi = _mm512_maskz_permutexvar_epi32(0x1111, _mm512_add_epi32(two, _mm512_set1_epi32(1)), v);
     } else if (cpu_is_signed(f)) {
         x.init_lo = in_first_lanes(a->neg128 + b);
     } else if (cpu_has_halves(f)) {
@@ -175,7 +180,10 @@ typedef struct step_w {
 
 CPU_INLINE step_w load_w(sl_format_id f, const uint8_t *p, __m512i head, int step) {
     step_w w = {.c = load_codes(f, p, head, step)};
-    if (cpu_has_halves(f)) {
+    if (cpu_is_grid(f) && cpu_has_halves(f)) {
+        w.sub_lo = grid_half_scales(f, p, step, 0);
+        w.sub_hi = grid_half_scales(f, p, step, 1);
+    } else if (cpu_has_halves(f)) {
         quad q = unit_quad(f, p, step);
         __m128i bytes = _mm_cvtsi64_si128((int64_t)quad_half_scales(f, &q));
         __m512i sub = _mm512_castsi256_si512(_mm256_cvtepi8_epi32(bytes)), two = _mm512_slli_epi32(lane_block(), 1);
@@ -201,8 +209,23 @@ CPU_INLINE __m512i add_transposed(__m512i a, __m512i b, __m512i c, __m512i d) {
     return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
 }
 
+/* The same of formats whose halves have scales of their own. */
+CPU_INLINE __m512 add_pairs(const step_w w[4], const scales *s, const step_x *x, __mmask16 lanes, __m512 sum) {
+    __m512i lo = add_transposed(
+        _mm512_dpbusd_epi32(x->init_lo, w[0].c.lo, x->lo), _mm512_dpbusd_epi32(x->init_lo, w[1].c.lo, x->lo),
+        _mm512_dpbusd_epi32(x->init_lo, w[2].c.lo, x->lo), _mm512_dpbusd_epi32(x->init_lo, w[3].c.lo, x->lo));
+    __m512i hi = add_transposed(
+        _mm512_dpbusd_epi32(x->init_hi, w[0].c.hi, x->hi), _mm512_dpbusd_epi32(x->init_hi, w[1].c.hi, x->hi),
+        _mm512_dpbusd_epi32(x->init_hi, w[2].c.hi, x->hi), _mm512_dpbusd_epi32(x->init_hi, w[3].c.hi, x->hi));
+    sum = _mm512_mask3_fmadd_ps(_mm512_mul_ps(s->s, x->d), _mm512_cvtepi32_ps(lo), sum, lanes);
+    return _mm512_mask3_fmadd_ps(_mm512_mul_ps(s->m, x->d), _mm512_cvtepi32_ps(hi), sum, lanes);
+}
+
 CPU_INLINE __m512 add_step(sl_format_id f, const step_w w[4], const scales *s, const step_x *x, __mmask16 lanes,
                            __m512 sum) {
+    if (cpu_has_pairs(f)) {
+        return add_pairs(w, s, x, lanes, sum);
+    }
     __m512i i =
         add_transposed(row_sums(f, &w[0], x), row_sums(f, &w[1], x), row_sums(f, &w[2], x), row_sums(f, &w[3], x));
     sum = _mm512_mask3_fmadd_ps(_mm512_mul_ps(s->s, x->d), _mm512_cvtepi32_ps(i), sum, lanes);
@@ -250,10 +273,11 @@ CPU_INLINE void add_unit(sl_format_id f, int A, const sl_matrix *m, const uint8_
     __m512i head[4] = {load_head(f, p[0]), load_head(f, p[1]), load_head(f, p[2]), load_head(f, p[3])};
     scales s[2];
     if (has_panel(f)) {
-        s[0] = panel_scales(f, sides, index, u, m->group);
+        s[0] = panel_scales(f, sides, index, u, panel_group(m));
     } else {
         load_scales(f, p, head, s);
     }
+#pragma GCC unroll 2
     for (int k = 0; k < unit_steps(f); k++) {
         step_w w[4] = {load_w(f, p[0], head[0], k), load_w(f, p[1], head[1], k), load_w(f, p[2], head[2], k),
                        load_w(f, p[3], head[3], k)};
@@ -270,7 +294,7 @@ CPU_INLINE void dot_four(sl_format_id f, int A, const sl_matrix *w, const four_r
                          panel sides, __m128 *y) {
     const int64_t blocks = w->cols / 32, units = blocks / (4 * unit_steps(f));
     const int64_t left = blocks - 4 * unit_steps(f) * units;
-    const __m512i index = has_panel(f) ? panel_index(w->group) : _mm512_setzero_si512();
+    const __m512i index = has_panel(f) ? panel_index(panel_group(w)) : _mm512_setzero_si512();
     __m512 sum[MATVEC_ACTS] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
     rest bytes;
     if (has_panel(f)) {
@@ -364,6 +388,9 @@ MATVECS(iq4_nl, SL_IQ4_NL)
 MATVECS(iq4_xs, SL_IQ4_XS)
 MATVECS(mxfp4, SL_MXFP4)
 MATVECS(mxfp4_split, SL_MXFP4_SPLIT)
+MATVECS_FEW(nvfp4, SL_NVFP4)
+MATVECS_FEW(nvfp4_split, SL_NVFP4_SPLIT)
+MATVECS_FEW(tq1_0, SL_TQ1_0)
 MATVECS_FEW(tq2_0, SL_TQ2_0)
 MATVECS_FEW(iq2_xxs, SL_IQ2_XXS)
 MATVECS_FEW(iq2_xs, SL_IQ2_XS)
@@ -388,6 +415,8 @@ static matvec_fn *const matvecs[SL_FORMAT_COUNT][MATVEC_ACTS] = {
     [SL_IQ2_XS] = NAMES_FEW(iq2_xs),   [SL_IQ2_S] = NAMES_FEW(iq2_s),
     [SL_IQ3_XXS] = NAMES_FEW(iq3_xxs), [SL_IQ3_S] = NAMES_FEW(iq3_s),
     [SL_IQ1_S] = NAMES_FEW(iq1_s),     [SL_IQ1_M] = NAMES_FEW(iq1_m),
+    [SL_NVFP4] = NAMES_FEW(nvfp4),     [SL_NVFP4_SPLIT] = NAMES_FEW(nvfp4_split),
+    [SL_TQ1_0] = NAMES_FEW(tq1_0),
 };
 
 static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,

@@ -117,6 +117,17 @@ CPU_INLINE int32x4_t quad_integers(sl_format_id f, const quad_codes *c, const cp
     return f == SL_AFFINE8 ? vsubq_s32(sum, vld1q_s32(a->neg128 + b)) : sum;
 }
 
+/* Signed codes: I_h of half h of the four blocks from b on. */
+CPU_INLINE int32x4_t quad_half(const quad_codes *c, const cpu_act *a, int64_t b, int h) {
+    int32x4_t v[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        int8x16_t w = vreinterpretq_s8_u8(h ? c->block[j].hi : c->block[j].lo);
+        v[j] = vdotq_s32(vdupq_n_s32(0), w, vld1q_s8(a->q + 32 * (b + j) + 16 * h));
+    }
+    return vpaddq_s32(vpaddq_s32(v[0], v[1]), vpaddq_s32(v[2], v[3]));
+}
+
 /* ---- the product ---- */
 
 /* sum[k] += the quad from block b on times row k of n rows of activations. */
@@ -126,6 +137,12 @@ CPU_INLINE void add_quad(sl_format_id f, const sl_matrix *w, const quad *q, int6
     quad_codes c = load_quad(f, q);
 #pragma GCC unroll 4
     for (int k = 0; k < n; k++) {
+        if (cpu_has_pairs(f)) {
+            float32x4_t d = vld1q_f32(a[k].d + b);
+            sum[k] = vfmaq_f32(sum[k], vmulq_f32(s.s, d), vcvtq_f32_s32(quad_half(&c, &a[k], b, 0)));
+            sum[k] = vfmaq_f32(sum[k], vmulq_f32(s.m, d), vcvtq_f32_s32(quad_half(&c, &a[k], b, 1)));
+            continue;
+        }
         float32x4_t i = vcvtq_f32_s32(quad_integers(f, &c, &a[k], b));
         sum[k] = vfmaq_f32(sum[k], vmulq_f32(s.s, vld1q_f32(a[k].d + b)), i);
         sum[k] = cpu_has_bias(f) ? vfmaq_f32(sum[k], s.m, vld1q_f32(a[k].xs + b)) : sum[k];
@@ -227,6 +244,9 @@ MATVEC(iq4_nl, SL_IQ4_NL)
 MATVEC(iq4_xs, SL_IQ4_XS)
 MATVEC(mxfp4, SL_MXFP4)
 MATVEC(mxfp4_split, SL_MXFP4_SPLIT)
+MATVEC(nvfp4, SL_NVFP4)
+MATVEC(nvfp4_split, SL_NVFP4_SPLIT)
+MATVEC(tq1_0, SL_TQ1_0)
 MATVEC(tq2_0, SL_TQ2_0)
 MATVEC(iq2_xxs, SL_IQ2_XXS)
 MATVEC(iq2_xs, SL_IQ2_XS)
@@ -251,6 +271,8 @@ static matvec_fn *const matvecs[SL_FORMAT_COUNT] = {
     [SL_IQ2_XS] = matvec_iq2_xs,   [SL_IQ2_S] = matvec_iq2_s,
     [SL_IQ3_XXS] = matvec_iq3_xxs, [SL_IQ3_S] = matvec_iq3_s,
     [SL_IQ1_S] = matvec_iq1_s,     [SL_IQ1_M] = matvec_iq1_m,
+    [SL_NVFP4] = matvec_nvfp4,     [SL_NVFP4_SPLIT] = matvec_nvfp4_split,
+    [SL_TQ1_0] = matvec_tq1_0,
 };
 
 static void matvec(const sl_matrix *w, int64_t row0, int64_t row1, const cpu_rows *in, int64_t i, float *y,

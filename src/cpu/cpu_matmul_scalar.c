@@ -57,7 +57,8 @@ static void quantize_row(const float *x, int64_t cols, void *out) {
 
 /* ---- weights ---- */
 
-/* 32 weights: code[i] * scale + bias. Integer scales of half blocks are in the codes; Q2_K: - bias * min[half]. */
+/* 32 weights: code[i] * scale + bias. Integer scales of half blocks are in the codes; Q2_K: - bias * min[half]; NVFP4:
+ * bias is the second half's scale. */
 typedef struct block {
     int32_t code[32];
     float scale, bias;
@@ -165,6 +166,43 @@ static void grid_run(sl_format_id f, const uint8_t *p, int run, block *out) {
     }
 }
 
+/* TQ1_0: digits of base three, five to a byte, and four in each of the last bytes. Those of byte i of a group of n
+ * bytes are weights i, i + n, .. of the group; three groups of 32, 16 and 4 bytes. */
+static int tq1_0_digit(uint8_t v, int digit) {
+    static const uint8_t power[5] = {1, 3, 9, 27, 81};
+    return (uint8_t)(v * power[digit]) * 3 >> 8;
+}
+
+static void tq1_0_run(const uint8_t *p, int run, block *out) {
+    out->scale = f16_at(p + 52);
+    for (int i = 0; i < 32; i++) {
+        int at = 32 * run + i, tail = at - 240, middle = at - 160;
+        out->code[i] = (tail >= 0     ? tq1_0_digit(p[48 + tail % 4], tail / 4)
+                        : middle >= 0 ? tq1_0_digit(p[32 + middle % 16], middle / 16)
+                                      : tq1_0_digit(p[i], run)) -
+                       1;
+    }
+}
+
+/* 64 weights at p: scales, then 8 bytes for each 16. */
+static void nvfp4_block(const uint8_t *p, int half, block *out) {
+    out->scale = quant_nvfp4_half(p[2 * half]);
+    out->bias = quant_nvfp4_half(p[2 * half + 1]);
+    for (int i = 0; i < 32; i++) {
+        uint8_t v = p[4 + 16 * half + 8 * (i / 16) + i % 8];
+        out->code[i] = quant_e2m1_doubled[i % 16 < 8 ? v & 15 : v >> 4];
+    }
+}
+
+static void nvfp4_split_block(const sl_matrix *w, int64_t row, int64_t b, const uint8_t *p, block *out) {
+    const uint8_t *s = w->part[1] + (uint64_t)row * w->row_bytes[1] + 2 * (uint64_t)b;
+    out->scale = quant_e4m3(s[0]) * 0.5f;
+    out->bias = quant_e4m3(s[1]) * 0.5f;
+    for (int i = 0; i < 32; i++) {
+        out->code[i] = quant_e2m1_doubled[p[i / 2] >> 4 * (i & 1) & 15];
+    }
+}
+
 static void mxfp4_split_block(const sl_matrix *w, int64_t row, int64_t b, const uint8_t *p, block *out) {
     uint8_t e = w->part[1][(uint64_t)row * w->row_bytes[1] + (uint64_t)b];
     out->scale = quant_e8m0(e) * 0.5f;
@@ -185,8 +223,8 @@ static void affine_block(const sl_matrix *w, int64_t row, int64_t b, const uint8
 /* Block b of a row, in the order of columns. */
 static void block_read(const sl_matrix *w, int64_t row, int64_t b, block *out) {
     const sl_format *f = sl_format_get(w->format);
-    int64_t per = f->block_weights / 32;
-    const uint8_t *p = w->part[0] + (uint64_t)row * w->row_bytes[0] + (uint64_t)(b / per) * f->block_bytes;
+    const uint8_t *p =
+        w->part[0] + (uint64_t)row * w->row_bytes[0] + (uint64_t)(32 * b / f->block_weights) * f->block_bytes;
     switch (w->format) {
     case SL_Q4_0:
         out->scale = f16_at(p);
@@ -247,6 +285,15 @@ static void block_read(const sl_matrix *w, int64_t row, int64_t b, block *out) {
     case SL_MXFP4_SPLIT:
         mxfp4_split_block(w, row, b, p, out);
         break;
+    case SL_NVFP4:
+        nvfp4_block(p, (int)(b & 1), out);
+        break;
+    case SL_NVFP4_SPLIT:
+        nvfp4_split_block(w, row, b, p, out);
+        break;
+    case SL_TQ1_0:
+        tq1_0_run(p, (int)(b & 7), out);
+        break;
     case SL_TQ2_0:
         tq2_0_run(p, (int)(b & 7), out);
         break;
@@ -264,18 +311,28 @@ static void block_read(const sl_matrix *w, int64_t row, int64_t b, block *out) {
     }
 }
 
+static int32_t dot_codes(const block *blk, const int8_t *q, int from, int to) {
+    int32_t sum = 0;
+    for (int i = from; i < to; i++) {
+        sum += blk->code[i] * q[i];
+    }
+    return sum;
+}
+
 static float dot_row(const sl_matrix *w, int64_t row, const cpu_act *a) {
     float part[4] = {0, 0, 0, 0};
     bool biased = cpu_has_bias(w->format);
     for (int64_t b = 0; b < w->cols / 32; b++) {
         block blk;
         block_read(w, row, b, &blk);
-        int32_t sum = 0;
-        for (int i = 0; i < 32; i++) {
-            sum += blk.code[i] * a->q[32 * b + i];
-        }
+        const int8_t *q = a->q + 32 * b;
         float *p = &part[b & 3];
-        *p = fmaf(blk.scale * a->d[b], (float)sum, *p);
+        if (cpu_has_pairs(w->format)) {
+            *p = fmaf(blk.scale * a->d[b], (float)dot_codes(&blk, q, 0, 16), *p);
+            *p = fmaf(blk.bias * a->d[b], (float)dot_codes(&blk, q, 16, 32), *p);
+            continue;
+        }
+        *p = fmaf(blk.scale * a->d[b], (float)dot_codes(&blk, q, 0, 32), *p);
         if (biased) {
             *p = fmaf(blk.bias, a->xs[b], *p);
         } else if (w->format == SL_Q2_K) {

@@ -119,6 +119,36 @@ CPU_INLINE codes codes_tq2_0(const uint8_t *p, int run) {
     return (codes){vsubq_u8(c.lo, vdupq_n_u8(1)), vsubq_u8(c.hi, vdupq_n_u8(1))};
 }
 
+/* NVFP4's 32 codes at p: of each 8 bytes the low nibbles are eight weights, the high ones the next eight. */
+CPU_INLINE codes codes_nvfp4(const uint8_t *p) {
+    codes c = nibbles(p);
+    uint64x2_t lo = vreinterpretq_u64_u8(c.lo), hi = vreinterpretq_u64_u8(c.hi);
+    return values_of(quant_e2m1_doubled,
+                     (codes){vreinterpretq_u8_u64(vzip1q_u64(lo, hi)), vreinterpretq_u8_u64(vzip2q_u64(lo, hi))});
+}
+
+/* Digit `digit` of TQ1_0's bytes, less 1: byte times 3^digit modulo 256 is a fraction of 256, in thirds. */
+CPU_INLINE uint8x16_t tq1_0_digits(uint8x16_t v, int digit) {
+    static const uint8_t power[5] = {1, 3, 9, 27, 81};
+    v = vmulq_u8(v, vdupq_n_u8(power[digit]));
+    return vsubq_u8(vdupq_n_u8(255), vaddq_u8(vcgtq_u8(v, vdupq_n_u8(85)), vcgtq_u8(v, vdupq_n_u8(170))));
+}
+
+/* The last 16 weights are digits 0 to 3 of four bytes. */
+CPU_INLINE uint8x16_t tq1_0_tail(const uint8_t *p) {
+    static const uint8_t power[16] = {1, 1, 1, 1, 3, 3, 3, 3, 9, 9, 9, 9, 27, 27, 27, 27};
+    return vmulq_u8(vreinterpretq_u8_u32(vdupq_n_u32(quant_u32(p))), vld1q_u8(power));
+}
+
+CPU_INLINE codes codes_tq1_0(const uint8_t *p, int run) {
+    if (run < 5) {
+        return (codes){tq1_0_digits(vld1q_u8(p), run), tq1_0_digits(vld1q_u8(p + 16), run)};
+    }
+    uint8x16_t v = vld1q_u8(p + 32);
+    return run < 7 ? (codes){tq1_0_digits(v, 2 * run - 10), tq1_0_digits(v, 2 * run - 9)}
+                   : (codes){tq1_0_digits(v, 4), tq1_0_digits(tq1_0_tail(p + 48), 0)};
+}
+
 /* All ones where one of 16 bits is set. */
 CPU_INLINE uint8x16_t byte_mask(uint32_t bits) {
     const uint8x8_t bit = vcreate_u8(0x8040201008040201);
@@ -179,6 +209,12 @@ CPU_INLINE codes load_codes(sl_format_id f, const quad *q, int j) {
         return values_of(quant_e2m1_doubled, nibbles(p + 1));
     case SL_MXFP4_SPLIT:
         return values_of(quant_e2m1_doubled, nibble_pairs(p));
+    case SL_NVFP4:
+        return codes_nvfp4(p + 4 + 16 * (j & 1));
+    case SL_NVFP4_SPLIT:
+        return values_of(quant_e2m1_doubled, nibble_pairs(p));
+    case SL_TQ1_0:
+        return codes_tq1_0(p, 4 * q->half + j);
     case SL_TQ2_0:
         return codes_tq2_0(p, 4 * q->half + j);
     default:
@@ -207,7 +243,7 @@ CPU_INLINE int32x4_t pair_sums(int16x8_t a, int16x8_t b) {
 /* ---- scales ---- */
 
 typedef struct scales {
-    float32x4_t s, m; /* m of Q2_K: dmin */
+    float32x4_t s, m; /* m of Q2_K: dmin; of NVFP4: the second halves' scales */
 } scales;
 
 CPU_INLINE float32x4_t halves(uint64_t words) {
@@ -234,6 +270,27 @@ CPU_INLINE float32x4_t four_e8m0(uint32_t bytes, bool split) {
     uint32x4_t v = vbslq_u32(vcltq_u32(e, vdupq_n_u32(2)), least, usual);
     uint32x4_t none = vandq_u32(vceqq_u32(e, vdupq_n_u32(255)), vdupq_n_u32(split ? 0x7fc00000 : 0));
     return vreinterpretq_f32_u32(vorrq_u32(v, none));
+}
+
+/* Half of e4m3 scales that are 16-bit numbers; `split`: they have signs and NaN, else those bits mean what
+ * quant_nvfp4_half says. */
+CPU_INLINE float32x4_t four_e4m3_half(uint16x4_t v, bool split) {
+    const uint16x4_t top = vdup_n_u16(0x7f);
+    uint16x4_t h = vshl_n_u16(vand_u16(v, top), 7);
+    if (split) {
+        uint16x4_t nan = vceq_u16(vand_u16(v, top), top);
+        h = vorr_u16(h, vshl_n_u16(vand_u16(v, vdup_n_u16(0x80)), 8));
+        h = vorr_u16(h, vand_u16(nan, vdup_n_u16(0x7e00)));
+    } else {
+        h = vbic_u16(h, vceq_u16(v, top));
+    }
+    return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(h)), 128.0f); /* of these bits: a 256th of the scale */
+}
+
+/* Of two bytes a block. */
+CPU_INLINE scales four_pairs(uint64_t pairs, bool split) {
+    uint16x4_t v = vcreate_u16(pairs);
+    return (scales){four_e4m3_half(vand_u16(v, vdup_n_u16(0xff)), split), four_e4m3_half(vshr_n_u16(v, 8), split)};
 }
 
 CPU_INLINE float32x4_t scales_iq4_xs(const quad *q) {
@@ -276,6 +333,12 @@ CPU_INLINE scales load_scales(sl_format_id f, const sl_matrix *w, const quad *q,
         return (scales){vdupq_n_f32(half_at(q->p[0] + 80)), vdupq_n_f32(half_at(q->p[0] + 82))};
     case SL_Q3_K:
         return (scales){vdupq_n_f32(half_at(q->p[0] + 108)), none};
+    case SL_NVFP4:
+        return four_pairs(quad_pairs(f, q, NULL), false);
+    case SL_NVFP4_SPLIT:
+        return four_pairs(quad_pairs(f, q, w->part[1] + (uint64_t)row * w->row_bytes[1]), true);
+    case SL_TQ1_0:
+        return (scales){vdupq_n_f32(half_at(q->p[0] + 52)), none};
     case SL_TQ2_0:
         return (scales){vdupq_n_f32(half_at(q->p[0] + 64)), none};
     case SL_IQ2_XS:

@@ -10,7 +10,7 @@
 /* Blocks of 256 weights are two quads, which share a header. */
 CPU_INLINE bool quad_is_half(sl_format_id f) {
     return f == SL_Q4_K || f == SL_Q5_K || f == SL_Q6_K || f == SL_Q2_K || f == SL_Q3_K || f == SL_IQ4_XS ||
-           f == SL_TQ2_0 || cpu_is_grid(f);
+           f == SL_TQ1_0 || f == SL_TQ2_0 || cpu_is_grid(f);
 }
 
 /* Quads whose codes one loop turn reads. */
@@ -42,11 +42,14 @@ CPU_INLINE int64_t quad_block_bytes(sl_format_id f) {
     case SL_Q3_K:
         return 110;
     case SL_IQ4_NL:
+    case SL_NVFP4: /* half of one of 64 */
         return 18;
     case SL_IQ4_XS:
         return 136;
     case SL_MXFP4:
         return 17;
+    case SL_TQ1_0:
+        return 54;
     case SL_TQ2_0:
     case SL_IQ2_XXS:
         return 66;
@@ -72,6 +75,7 @@ CPU_INLINE int64_t quad_block_bytes(sl_format_id f) {
         return 24;
     case SL_AFFINE4:
     case SL_MXFP4_SPLIT:
+    case SL_NVFP4_SPLIT:
         return 16;
     default:
         return 32;
@@ -80,7 +84,8 @@ CPU_INLINE int64_t quad_block_bytes(sl_format_id f) {
 
 /* Blocks b .. b + 3 of a row; those behind the row's last are read as the last. */
 typedef struct quad {
-    const uint8_t *p[4]; /* of each block's bytes; of halves, all four the 256-weight block */
+    const uint8_t *p[4]; /* of each block's bytes; of halves, all four the 256-weight block; of NVFP4, where its four
+                            scales begin */
     int half;            /* 0, 1: which half of it */
     int64_t group[4];    /* where scales are an array of their own */
 } quad;
@@ -89,8 +94,10 @@ CPU_INLINE quad quad_at(sl_format_id f, const sl_matrix *w, const uint8_t *row, 
     quad q = {.half = half};
     for (int j = 0; j < 4; j++) {
         int64_t at = sl_min_i64(b + j, last);
-        q.p[j] = row + (quad_is_half(f) ? b / 8 : at) * quad_block_bytes(f);
-        q.group[j] = cpu_is_affine(f) ? at >> __builtin_ctz((unsigned)w->group / 32) : f == SL_MXFP4_SPLIT ? at : 0;
+        q.p[j] = f == SL_NVFP4 ? row + at / 2 * 36 : row + (quad_is_half(f) ? b / 8 : at) * quad_block_bytes(f);
+        q.group[j] = cpu_is_affine(f)                             ? at >> __builtin_ctz((unsigned)w->group / 32)
+                     : f == SL_MXFP4_SPLIT || f == SL_NVFP4_SPLIT ? at
+                                                                  : 0;
     }
     return q;
 }
@@ -144,6 +151,15 @@ CPU_INLINE uint32_t quad_iq4_xs_scales(const quad *q) {
     low = (low | low << 8) & 0x00ff00ff;
     high = (high | high << 12) & 0x000f000f;
     return ((low | low << 4) & 0x0f0f0f0f) | ((high | high << 6) & 0x03030303) << 4;
+}
+
+/* NVFP4: the scales of the quad's eight half blocks, two bytes for each block; part: of an array of them. */
+CPU_INLINE uint64_t quad_pairs(sl_format_id f, const quad *q, const uint8_t *part) {
+    if (f == SL_NVFP4_SPLIT) {
+        return quad_group_words(q, part);
+    }
+    return (uint64_t)quant_u16(q->p[0]) | (uint64_t)quant_u16(q->p[1] + 2) << 16 | (uint64_t)quant_u16(q->p[2]) << 32 |
+           (uint64_t)quant_u16(q->p[3] + 2) << 48;
 }
 
 /* The signed scales of the quad's eight half blocks, a byte each. Q3_K's layout: quant_q3_k_scale. */

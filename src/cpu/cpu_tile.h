@@ -14,7 +14,7 @@ typedef struct record {
     uint8_t code[8][TILE_ROWS][4]; /* [column / 4][row][column % 4] */
     float scale[TILE_ROWS];
     union {
-        float bias[TILE_ROWS];
+        float bias[TILE_ROWS];     /* NVFP4: the second half's scale */
         int32_t sub[2][TILE_ROWS]; /* formats with halves: their scales */
         struct {
             float dmin[TILE_ROWS];
@@ -28,7 +28,9 @@ _Static_assert(sizeof(record) <= (size_t)CPU_TILE_BLOCK, "scratch is sized for C
 /* What of a record a format needs; records lie this far apart. */
 CPU_INLINE int64_t record_bytes(sl_format_id f) {
     int64_t base = (int64_t)offsetof(record, u);
-    return cpu_has_halves(f) || f == SL_Q2_K ? base + 2 * TILE_ROWS * 4 : cpu_has_bias(f) ? base + TILE_ROWS * 4 : base;
+    return cpu_has_halves(f) || f == SL_Q2_K     ? base + 2 * TILE_ROWS * 4
+           : cpu_has_bias(f) || cpu_has_pairs(f) ? base + TILE_ROWS * 4
+                                                 : base;
 }
 
 /* Number of blocks b with b mod 4 = c, and the index of the first one's record. */
@@ -56,6 +58,11 @@ CPU_INLINE act_offsets offsets_for(sl_format_id f, int64_t cols) {
                                        : CPU_ACT_NEG128;
     return (act_offsets){f == SL_AFFINE4 ? n * CPU_ACT_EVEN_ODD : 0, n * CPU_ACT_D, n * CPU_ACT_XS, n * init,
                          n * CPU_ACT_NEG32};
+}
+
+/* What lies where biases do: them, dmin, the second half's scale. */
+CPU_INLINE bool has_second(sl_format_id f) {
+    return cpu_has_bias(f) || f == SL_Q2_K || cpu_has_pairs(f);
 }
 
 CPU_INLINE int32_t int_at(const uint8_t *p) {

@@ -74,10 +74,10 @@ CPU_INLINE void pack_quads(sl_format_id f, const sl_matrix *w, const int64_t row
         q[r] = quad_at(f, w, w->part[0] + (uint64_t)row[r] * w->row_bytes[0], b, half, w->cols / 32 - 1);
         scales v = load_scales(f, w, &q[r], row[r]);
         s[r] = v.s;
-        m[r] = cpu_has_bias(f) || f == SL_Q2_K ? v.m : _mm_setzero_ps();
+        m[r] = has_second(f) ? v.m : _mm_setzero_ps();
     }
     pack_values(s, at, (int64_t)offsetof(record, scale) + 4 * to, n);
-    if (cpu_has_bias(f) || f == SL_Q2_K) { /* dmin lies where biases do */
+    if (has_second(f)) {
         pack_values(m, at, (int64_t)offsetof(record, u) + 4 * to, n);
     }
     for (int j = 0; j < n; j++) {
@@ -150,11 +150,11 @@ CPU_INLINE tile_i tile_pairs(const int16_t *p, int32_t pair) {
 /* How many groups of 4 columns are summed in 16 bits; 0: none, the codes are signed bytes. Those of grids with halves
  * are below 64 + 44. */
 CPU_INLINE int narrow_groups(sl_format_id f) {
-    return f == SL_IQ2_XS                                    ? 1
-           : f == SL_Q8_0 || f == SL_AFFINE8                 ? 0
-           : f == SL_Q6_K || f == SL_AFFINE6 || f == SL_Q2_K ? 2
-           : f == SL_Q5_0 || f == SL_Q5_1                    ? 4
-                                                             : 8;
+    return f == SL_IQ2_XS                                        ? 1
+           : f == SL_Q8_0 || f == SL_AFFINE8 || cpu_has_pairs(f) ? 0
+           : f == SL_Q6_K || f == SL_AFFINE6 || f == SL_Q2_K     ? 2
+           : f == SL_Q5_0 || f == SL_Q5_1                        ? 4
+                                                                 : 8;
 }
 
 CPU_INLINE __m256i widen(__m256i pairs) {
@@ -189,11 +189,11 @@ CPU_INLINE void dot_narrow(const record *t, int from, int to, int A, const uint8
     }
 }
 
-/* Signed codes. */
-CPU_INLINE void dot_signed(const record *t, int A, const uint8_t *const x[], int64_t at,
+/* Signed codes of columns 4 * from .. 4 * to - 1. */
+CPU_INLINE void dot_signed(const record *t, int from, int to, int A, const uint8_t *const x[], int64_t at,
                            tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
 #pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) {
+    for (int j = from; j < to; j++) {
         __m256i w0 = load256(t->code[j][0]), w1 = load256(t->code[j][8]);
         __m256i m0 = _mm256_abs_epi8(w0), m1 = _mm256_abs_epi8(w1);
 #pragma GCC unroll 8
@@ -254,13 +254,22 @@ CPU_INLINE void tile_sums(sl_format_id f, const record *t, int A, const uint8_t 
         acc[0][a] = acc[1][a] = start;
     }
     if (narrow_groups(f) == 0) {
-        dot_signed(t, A, x, o->q + 32 * b, acc);
+        dot_signed(t, 0, 8, A, x, o->q + 32 * b, acc);
         return;
     }
 #pragma GCC unroll 4
     for (int j = 0; j < 8; j += narrow_groups(f)) {
         dot_narrow(t, j, j + narrow_groups(f), A, x, o->q + 32 * b, acc);
     }
+}
+
+CPU_INLINE void tile_half(sl_format_id f, int h, const record *t, int A, const uint8_t *const x[], const act_offsets *o,
+                          int64_t b, tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
+#pragma GCC unroll 8
+    for (int a = 0; a < A; a++) {
+        acc[0][a] = acc[1][a] = _mm256_setzero_si256();
+    }
+    dot_signed(t, 4 * h, 4 * h + 4, A, x, o->q + 32 * b, acc);
 }
 
 #include "cpu/cpu_tile_impl.h"
@@ -288,6 +297,7 @@ MULS(iq2_xs, SL_IQ2_XS) /* halves, codes plus 64 */
 MULS(q2_k, SL_Q2_K)
 MULS(affine4, SL_AFFINE4)
 MULS(affine8, SL_AFFINE8)
+MULS(nvfp4, SL_NVFP4)
 
 static tile_mul_fn *const multipliers[SL_FORMAT_COUNT][CPU_TILE_ACTS_AVX2] = {
     [SL_Q4_0] = NAMES(q4_0),       [SL_Q4_1] = NAMES(q4_1),        [SL_Q5_0] = NAMES(q5_0),
@@ -299,7 +309,8 @@ static tile_mul_fn *const multipliers[SL_FORMAT_COUNT][CPU_TILE_ACTS_AVX2] = {
     [SL_MXFP4] = NAMES(q8_0),      [SL_MXFP4_SPLIT] = NAMES(q8_0), [SL_TQ2_0] = NAMES(q8_0),
     [SL_IQ2_XXS] = NAMES(q8_0),    [SL_IQ2_XS] = NAMES(iq2_xs),    [SL_IQ2_S] = NAMES(iq2_xs),
     [SL_IQ3_XXS] = NAMES(q8_0),    [SL_IQ3_S] = NAMES(q8_0),       [SL_IQ1_S] = NAMES(q8_0),
-    [SL_IQ1_M] = NAMES(iq2_xs),
+    [SL_IQ1_M] = NAMES(iq2_xs),    [SL_NVFP4] = NAMES(nvfp4),      [SL_NVFP4_SPLIT] = NAMES(nvfp4),
+    [SL_TQ1_0] = NAMES(q8_0),
 };
 
 void cpu_tile_mul_avx2(const sl_matrix *w, const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out,

@@ -5,7 +5,7 @@
  * instructions alone would reach. */
 #include "cpu/cpu_tile_avx512.h"
 
-#include "cpu/cpu_avx512.h"
+#include "cpu/cpu_scales_avx512.h"
 
 enum { TILE_ROWS = 32, TILE_LANES = 16, TILE_VECTORS = TILE_ROWS / TILE_LANES };
 
@@ -33,8 +33,8 @@ CPU_INLINE void source_init(sl_format_id f, source *src, const sl_matrix *w, int
             panel_fill_all(w, src->rows[g].row, src->sides[g]);
         }
     }
-    src->index = has_panel(f) ? panel_index(w->group) : _mm512_setzero_si512();
-    src->group = w->group;
+    src->index = has_panel(f) ? panel_index(panel_group(w)) : _mm512_setzero_si512();
+    src->group = panel_group(w);
 }
 
 /* 4 x 4 transpose of 128-bit lanes: out[l] = lane l of each. */
@@ -171,9 +171,10 @@ CPU_INLINE void pack_unit(sl_format_id f, const source *src, const uint8_t *cons
         } else {
             sc[0] = panel_scales(f, src->sides[g], src->index, u, src->group);
         }
+#pragma GCC unroll 2
         for (int k = 0; k < unit_steps(f); k++) {
             s[k][g] = _mm512_castps_si512(sc[k].s);
-            m[k][g] = cpu_has_bias(f) || f == SL_Q2_K ? _mm512_castps_si512(sc[k].m) : _mm512_setzero_si512();
+            m[k][g] = has_second(f) ? _mm512_castps_si512(sc[k].m) : _mm512_setzero_si512();
             minima[k][g] = f == SL_Q2_K ? sc[k].minima : _mm512_setzero_si512();
             load_step(f, q, head, k, c[k].lo + 4 * g, c[k].hi + 4 * g);
         }
@@ -181,7 +182,7 @@ CPU_INLINE void pack_unit(sl_format_id f, const source *src, const uint8_t *cons
     for (int k = 0; k < unit_steps(f); k++) {
         uint8_t *at[4] = {first[0] + k * size, first[1] + k * size, first[2] + k * size, first[3] + k * size};
         pack_values(s[k], at, (int64_t)offsetof(record, scale));
-        if (cpu_has_bias(f) || f == SL_Q2_K) { /* dmin lies where biases do */
+        if (has_second(f)) {
             pack_values(m[k], at, (int64_t)offsetof(record, u));
         }
         if (f == SL_Q2_K) {
@@ -322,6 +323,12 @@ CPU_INLINE void tile_sums(sl_format_id f, const record *t, int A, const uint8_t 
     dot_columns(t, 0, 8, A, x, o->q + 32 * b, acc);
 }
 
+CPU_INLINE void tile_half(sl_format_id f, int h, const record *t, int A, const uint8_t *const x[], const act_offsets *o,
+                          int64_t b, tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
+    start_at(A, x, o->neg32 + 8 * b + 4 * h, 2, acc); /* codes are raised by 128, four times what neg32 takes off */
+    dot_columns(t, 4 * h, 4 * h + 4, A, x, o->q + 32 * b, acc);
+}
+
 #include "cpu/cpu_tile_impl.h"
 
 /* ---- by format and number of activations ---- */
@@ -343,6 +350,7 @@ MUL_6(q8_0, SL_Q8_0) /* signed codes */
 MUL_4(q6_k, SL_Q6_K) /* needs a third more registers */
 MUL_4(iq2_xs, SL_IQ2_XS)
 MUL_4(q2_k, SL_Q2_K)
+MUL_6(nvfp4, SL_NVFP4)
 MUL_6(affine4, SL_AFFINE4)
 MUL_6(biased, SL_Q4_1) /* every other format: codes without offset in column order, and a bias */
 
@@ -356,7 +364,8 @@ static tile_mul_fn *const multipliers[SL_FORMAT_COUNT][6] = {
     [SL_MXFP4] = {NAMES_6(q8_0)},     [SL_MXFP4_SPLIT] = {NAMES_6(q8_0)}, [SL_TQ2_0] = {NAMES_6(q8_0)},
     [SL_IQ2_XXS] = {NAMES_6(q8_0)},   [SL_IQ2_XS] = {NAMES_4(iq2_xs)},    [SL_IQ2_S] = {NAMES_4(iq2_xs)},
     [SL_IQ3_XXS] = {NAMES_6(q8_0)},   [SL_IQ3_S] = {NAMES_6(q8_0)},       [SL_IQ1_S] = {NAMES_6(q8_0)},
-    [SL_IQ1_M] = {NAMES_4(iq2_xs)},
+    [SL_IQ1_M] = {NAMES_4(iq2_xs)},   [SL_NVFP4] = {NAMES_6(nvfp4)},      [SL_NVFP4_SPLIT] = {NAMES_6(nvfp4)},
+    [SL_TQ1_0] = {NAMES_6(q8_0)},
 };
 
 void cpu_tile_mul_avx512(const sl_matrix *w, const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out,

@@ -5,15 +5,40 @@
  *     tile_zero() tile_set(float) tile_load(float *) tile_store(float *, v) tile_add(a, b) tile_mul(a, b)
  *     tile_fma(a, b, c) = a * b + c     tile_float(tile_i)
  *     tile_pairs(int16_t *p, int32_t pair)  sums of products of 16-bit pairs; `pair` is the same for all lanes
- *     tile_sums(f, record, A, x, offsets, b, acc)    I_b of all rows and A rows of activations */
+ *     tile_sums(f, record, A, x, offsets, b, acc)    I_b of all rows and A rows of activations
+ *     tile_half(f, h, record, A, x, offsets, b, acc) I_h, of its half h (formats with pairs) */
 #ifndef SL_CPU_TILE_IMPL_H
 #define SL_CPU_TILE_IMPL_H
 
 #include "cpu/cpu_tile.h"
 
+/* The same of formats whose halves have scales of their own. */
+CPU_INLINE void add_pairs(sl_format_id f, const record *t, int A, const uint8_t *const x[], const act_offsets *o,
+                          int64_t b, tile_f sum[TILE_VECTORS][CPU_TILE_ACTS]) {
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) {
+        const float *scale = h ? t->u.bias : t->scale;
+        tile_i acc[TILE_VECTORS][CPU_TILE_ACTS];
+        tile_half(f, h, t, A, x, o, b, acc);
+#pragma GCC unroll 8
+        for (int a = 0; a < A; a++) {
+            tile_f d = tile_set(float_at(x[a] + o->d + 4 * b));
+#pragma GCC unroll 4
+            for (int v = 0; v < TILE_VECTORS; v++) {
+                tile_f s = tile_mul(tile_load(scale + TILE_LANES * v), d);
+                sum[v][a] = tile_fma(s, tile_float(acc[v][a]), sum[v][a]);
+            }
+        }
+    }
+}
+
 /* The record's block b times A rows of activations, which begin at x, added to sum. */
 CPU_INLINE void add_block(sl_format_id f, const record *t, int A, const uint8_t *const x[], const act_offsets *o,
                           int64_t b, tile_f sum[TILE_VECTORS][CPU_TILE_ACTS]) {
+    if (cpu_has_pairs(f)) {
+        add_pairs(f, t, A, x, o, b, sum);
+        return;
+    }
     tile_i acc[TILE_VECTORS][CPU_TILE_ACTS];
     tile_sums(f, t, A, x, o, b, acc);
 #pragma GCC unroll 8
@@ -133,6 +158,9 @@ typedef void tile_mul_fn(const void *tile, const cpu_rows *in, int64_t i, float 
     PACK(iq3_s, SL_IQ3_S)                                                                                              \
     PACK(iq1_s, SL_IQ1_S)                                                                                              \
     PACK(iq1_m, SL_IQ1_M)                                                                                              \
+    PACK(nvfp4, SL_NVFP4)                                                                                              \
+    PACK(nvfp4_split, SL_NVFP4_SPLIT)                                                                                  \
+    PACK(tq1_0, SL_TQ1_0)                                                                                              \
     static cpu_tile_pack_fn *const packers[SL_FORMAT_COUNT] = {                                                        \
         [SL_Q4_0] = pack_q4_0,       [SL_Q4_1] = pack_q4_1,                                                            \
         [SL_Q5_0] = pack_q5_0,       [SL_Q5_1] = pack_q5_1,                                                            \
@@ -148,6 +176,8 @@ typedef void tile_mul_fn(const void *tile, const cpu_rows *in, int64_t i, float 
         [SL_IQ2_XS] = pack_iq2_xs,   [SL_IQ2_S] = pack_iq2_s,                                                          \
         [SL_IQ3_XXS] = pack_iq3_xxs, [SL_IQ3_S] = pack_iq3_s,                                                          \
         [SL_IQ1_S] = pack_iq1_s,     [SL_IQ1_M] = pack_iq1_m,                                                          \
+        [SL_NVFP4] = pack_nvfp4,     [SL_NVFP4_SPLIT] = pack_nvfp4_split,                                              \
+        [SL_TQ1_0] = pack_tq1_0,                                                                                       \
     };
 
 #endif

@@ -73,7 +73,7 @@ CPU_INLINE void pack_quads(sl_format_id f, const sl_matrix *w, const int64_t row
         m[r] = v.m;
     }
     pack_values(s, at, (int64_t)offsetof(record, scale) + 4 * to, n);
-    if (cpu_has_bias(f) || f == SL_Q2_K) { /* dmin lies where biases do */
+    if (has_second(f)) {
         pack_values(m, at, (int64_t)offsetof(record, u) + 4 * to, n);
     }
     for (int j = 0; j < n; j++) {
@@ -204,6 +204,15 @@ CPU_INLINE void tile_sums(sl_format_id f, const record *t, int A, const uint8_t 
     dot_sixteen(t, 4, A, x, o->q + 32 * b, acc);
 }
 
+CPU_INLINE void tile_half(sl_format_id f, int h, const record *t, int A, const uint8_t *const x[], const act_offsets *o,
+                          int64_t b, tile_i acc[TILE_VECTORS][CPU_TILE_ACTS]) {
+#pragma GCC unroll 4
+    for (int a = 0; a < A; a++) {
+        acc[0][a] = acc[1][a] = vdupq_n_s32(0);
+    }
+    dot_sixteen(t, 4 * h, A, x, o->q + 32 * b, acc);
+}
+
 #include "cpu/cpu_tile_impl.h"
 
 /* ---- by format and number of activations ---- */
@@ -225,6 +234,7 @@ MULS(q6_k, SL_Q6_K)
 MULS(affine4, SL_AFFINE4)
 MULS(affine8, SL_AFFINE8)
 MULS(q2_k, SL_Q2_K)
+MULS(nvfp4, SL_NVFP4)
 MULS(biased, SL_Q4_1) /* every other format: codes without offset in column order, and a bias */
 
 static tile_mul_fn *const multipliers[SL_FORMAT_COUNT][CPU_TILE_ACTS_NEON] = {
@@ -237,7 +247,8 @@ static tile_mul_fn *const multipliers[SL_FORMAT_COUNT][CPU_TILE_ACTS_NEON] = {
     [SL_MXFP4] = NAMES(q8_0),      [SL_MXFP4_SPLIT] = NAMES(q8_0), [SL_TQ2_0] = NAMES(q8_0),
     [SL_IQ2_XXS] = NAMES(q8_0),    [SL_IQ2_XS] = NAMES(q6_k),      [SL_IQ2_S] = NAMES(q6_k),
     [SL_IQ3_XXS] = NAMES(q8_0),    [SL_IQ3_S] = NAMES(q8_0),       [SL_IQ1_S] = NAMES(q8_0),
-    [SL_IQ1_M] = NAMES(q6_k),
+    [SL_IQ1_M] = NAMES(q6_k),      [SL_NVFP4] = NAMES(nvfp4),      [SL_NVFP4_SPLIT] = NAMES(nvfp4),
+    [SL_TQ1_0] = NAMES(q8_0),
 };
 
 void cpu_tile_mul_neon(const sl_matrix *w, const void *tile, const cpu_rows *in, int64_t i, int64_t acts, float *out,

@@ -87,6 +87,50 @@ CPU_INLINE __m256i codes_tq2_0(const uint8_t *p, int run) {
     return _mm256_sub_epi8(_mm256_and_si256(v, _mm256_set1_epi8(3)), _mm256_set1_epi8(1));
 }
 
+/* NVFP4's 32 codes at p: of each 8 bytes the low nibbles are eight weights, the high ones the next eight. */
+CPU_INLINE __m256i codes_nvfp4(const uint8_t *p) {
+    __m256i v = _mm256_permute4x64_epi64(_mm256_castsi128_si256(load128(p)), 0x50); /* each 8 bytes twice */
+    v = _mm256_blend_epi32(v, _mm256_srli_epi16(v, 4), 0xcc);
+    return values_of(quant_e2m1_doubled, _mm256_and_si256(v, _mm256_set1_epi8(15)));
+}
+
+/* Digit `digit` of TQ1_0's bytes, less 1: byte times 3^digit modulo 256 is a fraction of 256, in thirds. */
+CPU_INLINE __m256i tq1_0_digits(__m256i v, int digit) {
+    for (int i = 0; i < digit; i++) {
+        v = _mm256_add_epi8(v, _mm256_add_epi8(v, v));
+    }
+    const __m256i sign = _mm256_set1_epi8((char)0x80);
+    v = _mm256_xor_si256(v, sign);
+    __m256i above = _mm256_add_epi8(_mm256_cmpgt_epi8(v, _mm256_set1_epi8(85 - 128)),
+                                    _mm256_cmpgt_epi8(v, _mm256_set1_epi8(170 - 128)));
+    return _mm256_sub_epi8(_mm256_set1_epi8(-1), above);
+}
+
+/* A digit of 16 bytes, then another one. */
+CPU_INLINE __m256i tq1_0_pair(__m128i lo, int lo_digit, __m128i hi, int hi_digit) {
+    return _mm256_permute2x128_si256(tq1_0_digits(_mm256_castsi128_si256(lo), lo_digit),
+                                     tq1_0_digits(_mm256_castsi128_si256(hi), hi_digit), 0x20);
+}
+
+/* The last 16 weights are digits 0 to 3 of four bytes. */
+CPU_INLINE __m128i tq1_0_tail(const uint8_t *p) {
+    uint32_t v = quant_u32(p), each[4];
+    for (int i = 0; i < 4; i++) {
+        each[i] = v;
+        uint32_t even = (v & 0x00ff00ff) * 3 & 0x00ff00ff, odd = (v >> 8 & 0x00ff00ff) * 3 & 0x00ff00ff;
+        v = even | odd << 8;
+    }
+    return _mm_setr_epi32((int)each[0], (int)each[1], (int)each[2], (int)each[3]);
+}
+
+CPU_INLINE __m256i codes_tq1_0(const uint8_t *p, int run) {
+    if (run < 5) {
+        return tq1_0_digits(load256(p), run);
+    }
+    __m128i v = load128(p + 32);
+    return run < 7 ? tq1_0_pair(v, 2 * run - 10, v, 2 * run - 9) : tq1_0_pair(v, 4, tq1_0_tail(p + 48), 0);
+}
+
 /* All ones where bit i of `bits` is set. */
 CPU_INLINE __m256i byte_mask(uint32_t bits) {
     const __m256i pick = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
@@ -125,6 +169,12 @@ CPU_INLINE __m256i unpack_codes(sl_format_id f, const quad *q, int j) {
         return values_of(quant_e2m1_doubled, nibbles256(p + 1));
     case SL_MXFP4_SPLIT:
         return values_of(quant_e2m1_doubled, nibble_pairs(p));
+    case SL_NVFP4:
+        return codes_nvfp4(p + 4 + 16 * (j & 1));
+    case SL_NVFP4_SPLIT:
+        return values_of(quant_e2m1_doubled, nibble_pairs(p));
+    case SL_TQ1_0:
+        return codes_tq1_0(p, 4 * q->half + j);
     case SL_TQ2_0:
         return codes_tq2_0(p, 4 * q->half + j);
     default:
@@ -154,7 +204,7 @@ CPU_INLINE __m128i minus_half_sums(const int32_t *p) {
 /* ---- scales of four blocks ---- */
 
 typedef struct scales4 {
-    __m128 s, m;
+    __m128 s, m; /* m of NVFP4: the second halves' scales */
 } scales4;
 
 CPU_INLINE __m128 four_halves(uint64_t words) {
@@ -180,6 +230,27 @@ CPU_INLINE __m128 four_e8m0_split(uint32_t bytes) {
     return _mm_or_ps(four_e8m0(bytes), _mm_castsi128_ps(_mm_and_si128(none, _mm_set1_epi32(0x7fc00000))));
 }
 
+/* Half of e4m3 scales that are 16-bit numbers; `split`: they have signs and NaN, else those bits mean what
+ * quant_nvfp4_half says. */
+CPU_INLINE __m128 four_e4m3_half(__m128i v, bool split) {
+    __m128i h = _mm_slli_epi16(_mm_and_si128(v, _mm_set1_epi16(0x7f)), 7), top = _mm_set1_epi16(0x7f);
+    if (split) {
+        __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(v, top), top);
+        h = _mm_or_si128(h, _mm_slli_epi16(_mm_and_si128(v, _mm_set1_epi16(0x80)), 8));
+        h = _mm_or_si128(h, _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
+    } else {
+        h = _mm_andnot_si128(_mm_cmpeq_epi16(v, top), h);
+    }
+    return _mm_mul_ps(_mm_cvtph_ps(h), _mm_set1_ps(128.0f)); /* halves of these bits are a 256th of the scale */
+}
+
+/* Of two bytes a block. */
+CPU_INLINE scales4 four_pairs(uint64_t pairs, bool split) {
+    __m128i v = _mm_cvtsi64_si128((int64_t)pairs);
+    return (scales4){four_e4m3_half(_mm_and_si128(v, _mm_set1_epi16(0xff)), split),
+                     four_e4m3_half(_mm_srli_epi16(v, 8), split)};
+}
+
 /* Of formats without arrays of scales; of Q2_K m is dmin. */
 CPU_INLINE scales4 unpack_scales(sl_format_id f, const quad *q) {
     switch (f) {
@@ -191,6 +262,10 @@ CPU_INLINE scales4 unpack_scales(sl_format_id f, const quad *q) {
         return (scales4){.s = four_halves(quad_words(q, 0))};
     case SL_MXFP4:
         return (scales4){.s = four_e8m0(quad_bytes(q, 0))};
+    case SL_NVFP4:
+        return four_pairs(quad_pairs(f, q, NULL), false);
+    case SL_TQ1_0:
+        return (scales4){.s = half_over(q->p[0] + 52)};
     case SL_TQ2_0:
         return (scales4){.s = half_over(q->p[0] + 64)};
     case SL_IQ2_XS:

@@ -1,5 +1,8 @@
 /* What an engine is and what it has done: info, statistics, the trace of reads. */
 #include "engine/internal.h"
+#include "engine/random.h"
+
+#include "experts/experts.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -191,4 +194,43 @@ size_t sl_engine_get_trace(sl_engine *e, sl_trace *out, size_t max) {
     if (e->experts)
         engine_call_run(e, copy_trace, &c);
     return c.count;
+}
+
+/* ---- reads as they would be ------------------------------------------------------------------------------------- */
+
+typedef struct sample {
+    const sl_engine *e;
+    sl_trace *out;
+    size_t max, count;
+    bool direct;
+} sample;
+
+static void sample_expert(sample *s, int32_t layer, int32_t expert) {
+    sl_trace_read read[SL_EXPERT_PARTS];
+    int32_t n = sl_experts_reads_of(&s->e->expert_layers[layer], s->e->ckpt, expert, s->direct, read);
+    for (int32_t i = 0; i < n; i++, s->count++)
+        if (s->count < s->max)
+            s->out[s->count] = (sl_trace){.path = sl_ckpt_file(s->e->ckpt, read[i].file)->path,
+                                          .burst = layer,
+                                          .layer = layer,
+                                          .offset = read[i].offset,
+                                          .bytes = read[i].bytes};
+}
+
+size_t sl_engine_sample_reads(const sl_engine *e, double missing, uint64_t seed, sl_trace *out, size_t max) {
+    const sl_model_config *c = sl_model_config_get(e->model);
+    sample s = {.e = e, .out = out, .max = out ? max : 0, .direct = strstr(e->reader_name, "O_DIRECT") != NULL};
+    for (int32_t l = 0; e->expert_layers && l < c->moe_layers; l++) {
+        const int32_t experts = e->expert_layers[l].experts;
+        int32_t left = c->top_k < experts ? c->top_k : experts;
+        /* Each expert in turn, with the chance that it is one of those still to be chosen. */
+        for (int32_t i = 0; i < experts && left > 0; i++) {
+            if (engine_random(&seed) % (uint64_t)(experts - i) >= (uint64_t)left)
+                continue;
+            left--;
+            if (engine_random_unit(&seed) < missing)
+                sample_expert(&s, l, i);
+        }
+    }
+    return s.count;
 }

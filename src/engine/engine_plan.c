@@ -186,16 +186,19 @@ static uint64_t slab_bytes_for(const engine_plan_input *in, uint64_t slots) {
 
 static bool too_small(const engine_plan_input *in, const engine_plan *p, sl_error *err) {
     engine_plan_input tight = with_least_scratch(in);
-    char have[32], least[32], resident[32], scratch[32], slabs[32], process[32];
+    char have[32], least[32], resident[32], scratch[32], slabs[32], process[32], reserve[32], caller[64] = "";
+    if (in->reserve)
+        snprintf(caller, sizeof caller, ", what it measures with %s",
+                 engine_size_text(reserve, sizeof reserve, in->reserve));
     return sl_fail(err, SL_ERR_BUDGET,
                    "memory budget of %llu bytes (%s) is too small: at least %llu bytes (%s) are needed: weights %s, "
-                   "scratch %s, KV%s and expert slots %s, the process itself %s",
+                   "scratch %s, KV%s and expert slots %s, the process itself %s%s",
                    (unsigned long long)p->budget, engine_size_text(have, sizeof have, p->budget),
                    (unsigned long long)p->least, engine_size_text(least, sizeof least, p->least),
                    engine_size_text(resident, sizeof resident, in->resident),
                    engine_size_text(scratch, sizeof scratch, tight.scratch), in->state_block ? ", state" : "",
                    engine_size_text(slabs, sizeof slabs, least_slab_bytes(in)),
-                   engine_size_text(process, sizeof process, in->process + in->later + in->reserve));
+                   engine_size_text(process, sizeof process, in->process + in->later), caller);
 }
 
 bool engine_plan_make(const engine_plan_input *in, uint64_t budget, engine_plan *out, sl_error *err) {

@@ -10,7 +10,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { DEFAULT_GROUP = 64, CALIBRATION_CONTEXT = 2048, CALIBRATION_STEP = 128 };
+enum { DEFAULT_GROUP = 64, CALIBRATION_CONTEXT = 2048, CALIBRATION_STEP = 128, DEFAULT_CALIBRATION = 65536 };
 
 _Static_assert((int)SL_PACK_PARTS == (int)SL_EXPERT_PARTS, "an expert's parts");
 
@@ -257,6 +257,16 @@ static void switch_watch(void *ctx) {
     c->ok = sl_ops_watch_moe(c->e->ops, c->watch, c->err);
 }
 
+static size_t calibration_tokens(const sl_pack_options *o) {
+    return o->calibration_tokens > 0 ? (size_t)o->calibration_tokens : DEFAULT_CALIBRATION;
+}
+
+/* As much of the text as may have so many tokens: the rest need not be read by the tokenizer. */
+static size_t calibration_bytes(const sl_pack_options *o) {
+    const size_t most = calibration_tokens(o) * 32;
+    return o->calibration_size <= most ? o->calibration_size : sl_utf8_complete(o->calibration, most);
+}
+
 static bool run_calibration(packing *p, calibration *c, sl_error *err) {
     sl_engine_options o = SL_ENGINE_OPTIONS_INIT;
     o.model = p->path;
@@ -272,9 +282,13 @@ static bool run_calibration(packing *p, calibration *c, sl_error *err) {
     size_t count = 0;
     sl_moe_watch watch = {.self = c, .inputs = watch_inputs};
     watch_call call = {.e = e, .watch = &watch, .err = err};
-    bool ok = e && sl_tokenize(e, p->o.calibration, p->o.calibration_size, false, true, &ids, &count, err) &&
-              (count > 0 || sl_fail(err, SL_ERR_ARGUMENT, "the calibration text has no tokens")) &&
-              engine_call_run(e, switch_watch, &call) && call.ok && run_text(p, e, ids, count, err);
+    bool ok = e && sl_tokenize(e, p->o.calibration, calibration_bytes(&p->o), false, true, &ids, &count, err) &&
+              (count > 0 || sl_fail(err, SL_ERR_ARGUMENT, "the calibration text has no tokens"));
+    if (ok && count > calibration_tokens(&p->o)) {
+        sl_logf(&e->log, SL_LOG_WARN, "calibrating with the first %zu tokens of the text", calibration_tokens(&p->o));
+        count = calibration_tokens(&p->o);
+    }
+    ok = ok && engine_call_run(e, switch_watch, &call) && call.ok && run_text(p, e, ids, count, err);
     sl_engine_close(e);
     sl_free(ids);
     return ok;
@@ -322,7 +336,8 @@ static bool check_options(const sl_pack_options *o, sl_error *err) {
 static sl_pack_affine affine_of(const sl_pack_options *o) {
     sl_pack_affine a = {.bits = o->bits, .group = o->bits ? o->group ? o->group : DEFAULT_GROUP : 0};
     if (o->calibration)
-        a.calibration = XXH3_64bits(o->calibration, o->calibration_size) | 1;
+        a.calibration =
+            XXH3_64bits_withSeed(o->calibration, o->calibration_size, (XXH64_hash_t)o->calibration_tokens) | 1;
     return a;
 }
 

@@ -148,5 +148,8 @@ typedef struct sl_trace_read {
 } sl_trace_read;
 void sl_experts_trace(sl_experts *e, bool on);
 size_t sl_experts_trace_get(const sl_experts *e, const sl_trace_read **out);
+/* The reads that fetch one expert, without a store: their number, 0 where an extent lies outside its file. */
+int32_t sl_experts_reads_of(const sl_expert_layer *layer, const sl_ckpt *c, int32_t expert, bool direct,
+                            sl_trace_read out[SL_EXPERT_PARTS]);
 
 #endif

@@ -36,6 +36,19 @@ uint64_t sl_experts_least_bytes(const sl_expert_layer *layers, int32_t n, const 
     return (uint64_t)experts_least_slabs(most, slab_bytes, top_k) * slab_bytes;
 }
 
+int32_t sl_experts_reads_of(const sl_expert_layer *layer, const sl_ckpt *c, int32_t expert, bool direct,
+                            sl_trace_read out[SL_EXPERT_PARTS]) {
+    experts_files files;
+    const sl_file **file = list_files(c, direct, &files);
+    experts_layout l = {.areas = 0};
+    if (!file || !experts_layout_make(&files, layer->extent + (size_t)expert * SL_EXPERT_PARTS, &l, NULL))
+        l.areas = 0;
+    for (int32_t i = 0; i < l.areas; i++)
+        out[i] = (sl_trace_read){.file = l.area[i].file, .offset = l.area[i].offset, .bytes = l.area[i].bytes};
+    free(file);
+    return l.areas;
+}
+
 sl_experts *sl_experts_open(const sl_experts_options *o, sl_error *err) {
     experts_files files;
     const sl_file **file = list_files(o->ckpt, o->reader->direct, &files);

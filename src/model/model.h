@@ -86,17 +86,26 @@ typedef struct sl_model_cost {
     double experts; /* of one layer: the routed experts of the token */
 } sl_model_cost;
 
+/* Experts that are not there: begin sets the reads of some of a layer's n experts going and returns of how many (-1: an
+ * error); wait returns when at least one of them has come, how many of them did, max at most. */
+typedef struct sl_measure_reads {
+    void *self;
+    int32_t (*begin)(void *self, int32_t n, sl_error *err);
+    int32_t (*wait)(void *self, int32_t max, sl_error *err);
+} sl_measure_reads;
+
 typedef struct sl_model_measure_options {
     sl_ops_cpu_options ops; /* mem is not used */
     sl_kv_format kv;
-    uint64_t room;  /* takes no more bytes, and gives them back */
-    double seconds; /* about as long */
+    uint64_t room;                 /* takes no more bytes, and gives them back */
+    double seconds;                /* about as long */
+    const sl_measure_reads *reads; /* NULL: every expert is there */
 } sl_model_measure_options;
 
 enum { SL_PROBE_TOP_K = 256 };
 
 /* Measures, on the CPU, layers of the model's shapes and formats (those with experts, or the dense ones) over weights
- * of zeros. Before load; reads nothing. */
+ * of zeros. Before load. */
 bool sl_model_measure(const sl_model *m, bool moe, const sl_model_measure_options *o, sl_model_cost *out,
                       sl_error *err);
 

@@ -33,10 +33,12 @@ typedef struct probe {
     uint8_t *experts;
     uint64_t turn; /* steps that were run: each takes other experts */
     int32_t now, count, given, ids[SL_PROBE_TOP_K];
+    const sl_measure_reads *reads; /* NULL: every expert is there */
+    int32_t there;                 /* of the running layer's: hits, then those that have come */
 } probe;
 
-/* ---- experts: always there ----------------------------------------------------------------------------------------
- */
+/* ---- experts: there, or as if they were read -----------------------------------------------------------------------
+ * What is computed with are always the probe's zeros; those that are read only come when the read does. */
 
 static bool begin(void *self, int32_t layer, const int32_t *ids, int32_t n, sl_expert_order order, sl_error *err) {
     probe *p = self;
@@ -47,15 +49,25 @@ static bool begin(void *self, int32_t layer, const int32_t *ids, int32_t n, sl_e
     p->now = layer;
     p->count = n;
     p->given = 0;
-    return true;
+    int32_t missing = p->reads ? p->reads->begin(p->reads->self, n, err) : 0;
+    p->there = n - missing;
+    return missing >= 0;
 }
 
 static int next(void *self, sl_expert_view *out, int max, sl_error *err) {
     probe *p = self;
     const probe_layer *l = &p->layer[p->now];
     int n = 0;
-    (void)err;
-    for (; n < max && p->given < p->count; n++, p->given++) {
+    if (p->given == p->there && p->there < p->count) {
+        int32_t came = p->reads->wait(p->reads->self, p->count - p->there, err);
+        if (came <= 0) {
+            out[0].id = p->ids[p->given];
+            p->there = ++p->given;
+            return -1;
+        }
+        p->there += came;
+    }
+    for (; n < max && p->given < p->there; n++, p->given++) {
         uint64_t place = (p->turn * (uint64_t)p->count + (uint64_t)p->given) % (uint64_t)p->spare;
         out[n] = (sl_expert_view){.id = p->ids[p->given], .slot = (int32_t)place};
         for (int i = 0; i < SL_EXPERT_PARTS; i++)
@@ -367,6 +379,8 @@ bool sl_model_measure(const sl_model *m, bool moe, const sl_model_measure_option
         return sl_fail(err, SL_ERR_UNSUPPORTED, "a model that is loaded, or with %d experts per token",
                        m->config.top_k);
     probe *p = new_probe(m, err);
+    if (p)
+        p->reads = moe ? o->reads : NULL;
     sl_mem *small = p ? sl_mem_new(o->room, 64 << 10, err) : NULL;
     sl_ops_cpu_options options = o->ops;
     options.mem = small;

@@ -16,4 +16,12 @@ extern const uint32_t quant_iq3s_grid[512];
 /* Eight of -1, 0, 1: int8. */
 extern const uint64_t quant_iq1s_grid[2048];
 
+/* The same rows as codes of two bits (IQ3: three), the first weight's lowest: of the values in ascending order. */
+extern const uint16_t quant_iq2xxs_codes[256];
+extern const uint16_t quant_iq2xs_codes[512];
+extern const uint16_t quant_iq2s_codes[1024];
+extern const uint16_t quant_iq3xxs_codes[256];
+extern const uint16_t quant_iq3s_codes[512];
+extern const uint16_t quant_iq1s_codes[2048];
+
 #endif

@@ -78,6 +78,18 @@ def test_plan_times_computing(run, model):
     assert exact["computing_measured"] and exact["expert_seconds_per_token"] > 0
 
 
+def test_plan_reads_the_experts_that_do_not_fit(run, model):
+    small = json.loads(run("plan", model, "--ctx", 256, "--memory", "100M", "--max-slots", 60, "--json").stdout)
+    assert small["machine"]["reading_measured"]
+    for forecast in small["forecasts"]:
+        assert 0 < forecast["hit_rate"] < 1 and forecast["disk_seconds_per_token"] > 0 and forecast["decode_tokens_per_second"] > 0
+    whole = json.loads(run("plan", model, "--ctx", 256, "--memory", "2G", "--json").stdout)
+    assert not whole["machine"]["reading_measured"] and whole["machine"]["disk_read_bytes_per_second"] > 0
+    machine, forecast = whole["machine"], whole["forecasts"][0]
+    assert forecast["hit_rate"] == 1 and forecast["disk_seconds_per_token"] == 0
+    assert 1 / forecast["decode_tokens_per_second"] == pytest.approx(machine["dense_seconds_per_token"] + machine["expert_seconds_per_token"])
+
+
 def test_plan_of_a_dense_model_has_no_experts_time(run, stories_gguf):
     plan = json.loads(run("plan", stories_gguf, "--json").stdout)
     assert plan["machine"]["computing_measured"] and plan["machine"]["expert_seconds_per_token"] == 0

@@ -66,10 +66,12 @@ static const product products[] = {
     {SL_AFFINE6, SL_F32, 64, 320, 0x1b2554a22dc9f011}, {SL_Q2_K, 0, 0, 512, 0x38201668cf59d03d},
     {SL_Q3_K, 0, 0, 512, 0x44a52bb2e4fa910d},          {SL_IQ4_NL, 0, 0, 352, 0x4413dc4a4a1e5dee},
     {SL_IQ4_XS, 0, 0, 512, 0xd8c0bb44c281c282},        {SL_MXFP4, 0, 0, 352, 0xf651fc8c78770102},
-    {SL_MXFP4_SPLIT, 0, 0, 352, 0x572840536b12d13e},   {SL_FP8, SL_F32, 128, 333, 0xd6aae83fbd9beeae},
+    {SL_MXFP4_SPLIT, 0, 0, 352, 0x572840536b12d13e},   {SL_FP8, SL_F32, 128, 333, 0x75afd008863947de},
     {SL_IQ2_XXS, 0, 0, 512, 0xeba262dbdd04557b},       {SL_IQ2_S, 0, 0, 512, 0x79ddd1170e148174},
     {SL_IQ3_S, 0, 0, 512, 0x803f08c85a793909},         {SL_IQ1_M, 0, 0, 512, 0xd62aec76f141be43},
-    {SL_TQ2_0, 0, 0, 512, 0x6b3f150c368e3b0b},         {SL_NVFP4, 0, 0, 320, 0x61a413ff3c2bde2a},
+    {SL_TQ2_0, 0, 0, 512, 0x6b3f150c368e3b0b},         {SL_NVFP4, 0, 0, 320, 0x21701b754335c589},
+    {SL_NVFP4_SPLIT, 0, 0, 352, 0x2f96e841e010b504},   {SL_MXFP8_SPLIT, 0, 0, 352, 0xbcd301dc31e442a5},
+    {SL_TQ1_0, 0, 0, 512, 0x3ce832fe8dcfc820},
 };
 
 enum { ROWS = 37, ACTS = 9 };

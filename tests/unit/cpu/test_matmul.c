@@ -114,8 +114,8 @@ static void variants_fill(void) {
 }
 
 /* In mode q8 activations stay f32. */
-static bool keeps_floats(sl_format_id f) {
-    return !cpu_has_integers(f);
+static bool keeps_floats(const sl_matrix *w) {
+    return !cpu_has_integers(w);
 }
 
 static test_matrix variant_matrix(rng *r, const variant *v, int64_t rows, int64_t cols, scale_kind kind) {
@@ -273,7 +273,7 @@ static void not_finite_activations_show(void **state) {
     rng r = {seed + 5};
     for (int s = kernel_sets(sets); s-- > 0;) {
         for (size_t v = 0; v < variant_count; v++) {
-            if (keeps_floats(variants[v].format)) {
+            if (cpu_is_float(variants[v].format)) {
                 continue;
             }
             for (int64_t n = 2; n <= 8; n += 6) {
@@ -359,7 +359,7 @@ static void check_errors(const test_matrix *w, const acts *a, int64_t n, const f
             }
             double e = exact[i * w->m.rows + row], g = q8[i * w->m.rows + row];
             bool near = fabs(e - sum) <= 1e-12 * magnitude + fabs(sum) * 6e-8;
-            near = near && fabs(g - sum) <= (keeps_floats(w->m.format) ? 0 : bound) + 1e-5 * magnitude;
+            near = near && fabs(g - sum) <= (keeps_floats(&w->m) ? 0 : bound) + 1e-5 * magnitude;
             if (!near) {
                 fail_msg("%s %d x %d: exact %a, q8 %a, expected %a", sl_format_get(w->m.format)->name, (int)w->m.rows,
                          (int)w->m.cols, e, g, sum);

@@ -226,6 +226,59 @@ static void test_measure(void **state) {
     }
 }
 
+/* Experts that are missing are read from the model's files while layers are timed, within the memory given. */
+static void test_measure_reading(void **state) {
+    sl_engine_options o = model_options_of(GOLDEN "qwen2_moe");
+    sl_decode_cost cost = {.size = sizeof cost};
+    sl_error err = {0};
+    o.plan_only = true;
+    sl_engine *e = model_must_open(&o);
+    static const double missing[] = {0, 0.5, 1};
+    for (size_t i = 0; i < SL_COUNT(missing); i++) {
+        assert_true(sl_engine_measure_reading(e, missing[i], 32 * MIB, 0.01, &cost, &err));
+        assert_true(cost.dense_seconds > 0 && cost.expert_seconds > 0 && cost.expert_seconds < 10);
+    }
+    assert_false(sl_engine_measure_reading(e, 1, 64 << 10, 0.01, &cost, &err));
+    assert_int_equal(err.code, SL_ERR_BUDGET);
+    sl_engine_close(e);
+    o = model_options_of(GOLDEN "llama");
+    o.plan_only = true;
+    e = model_must_open(&o);
+    assert_false(sl_engine_measure_reading(e, 1, 32 * MIB, 0.01, &cost, &err));
+    assert_int_equal(err.code, SL_ERR_UNSUPPORTED);
+    assert_int_equal(sl_engine_sample_reads(e, 1, 1, NULL, 0), 0);
+    sl_engine_close(e);
+}
+
+/* Reads of a token: of as many experts of every layer as it asks for, or their share; from the files, without others'
+ * bytes. */
+static void test_sample_reads(void **state) {
+    enum { MOST = 64 };
+    sl_engine_options o = model_options_of(GOLDEN "qwen2_moe");
+    sl_trace read[MOST];
+    o.plan_only = true;
+    sl_engine *e = model_must_open(&o);
+    sl_engine_info info = model_info_of(e);
+    assert_int_equal(sl_engine_sample_reads(e, 0, 1, read, MOST), 0);
+    size_t n = sl_engine_sample_reads(e, 1, 1, read, MOST), layers = 1;
+    uint64_t bytes = 0;
+    assert_true(n > 0 && n <= MOST);
+    for (size_t i = 0; i < n; i++) {
+        assert_int_equal(access(read[i].path, R_OK), 0);
+        assert_true(i == 0 || read[i].burst >= read[i - 1].burst);
+        layers += i > 0 && read[i].burst != read[i - 1].burst;
+        bytes += read[i].bytes;
+    }
+    assert_int_equal(layers, info.moe_layers);
+    assert_true(bytes >= info.bytes_per_token && bytes <= info.bytes_per_token + n * 2 * 4096);
+    assert_int_equal(sl_engine_sample_reads(e, 1, 1, read, 1), n);
+    double mean = 0;
+    for (uint64_t seed = 0; seed < 400; seed++)
+        mean += (double)sl_engine_sample_reads(e, 0.25, seed, NULL, 0) / 400;
+    assert_true(mean > 0.2 * (double)n && mean < 0.3 * (double)n);
+    sl_engine_close(e);
+}
+
 static void test_info_and_approximation(void **state) {
     sl_engine_options o = model_options_of(GOLDEN "qwen2_moe");
     sl_engine *e = model_must_open(&o);
@@ -339,6 +392,8 @@ int main(void) {
         cmocka_unit_test(test_bad_options),
         cmocka_unit_test(test_plan_only),
         cmocka_unit_test(test_measure),
+        cmocka_unit_test(test_measure_reading),
+        cmocka_unit_test(test_sample_reads),
         cmocka_unit_test(test_info_and_approximation),
         cmocka_unit_test(test_trace),
         cmocka_unit_test(test_text_calls),

@@ -191,7 +191,8 @@ uint32_t msl_value_bytes(const msl_kernel *k, size_t arg) {
         const sl_gpu_arg *a = &k->args[i].arg;
         if (!same_slot(a, &k->args[arg].arg))
             continue;
-        if (a->kind != SL_GPU_ARG_BYTES || a->least > MOST_VALUE)
+        bool sized = a->align && a->least >= a->align; /* else it may be larger than what is known of it */
+        if (a->kind != SL_GPU_ARG_BYTES || a->least > MOST_VALUE || !sized)
             return 0;
         most = a->least > most ? a->least : most;
     }
@@ -289,13 +290,18 @@ static bool put_entry(tr *m, size_t at) {
             put_argument(m, &m->kernels[at], p, slots[i]);
             continue;
         }
-        sl_buf_printf(&m->out, "::msl_unit::metal::msl_members<%zu>{{", p->members);
+        if (p->listed)
+            sl_buf_puts(&m->out, "{");
+        else
+            sl_buf_printf(&m->out, "::msl_unit::metal::msl_members<%zu>{{", p->members);
         for (size_t k = 0; k < p->members; k++) {
             sl_buf_puts(&m->out, k ? ", " : "");
+            bool position = d->parameters[i + k].kind == MSL_PARAMETER_POSITION;
+            sl_buf_puts(&m->out, position ? "::msl_unit::metal::msl_member(" : "");
             put_argument(m, &m->kernels[at], &d->parameters[i + k], slots[i + k]);
-            sl_buf_puts(&m->out, ".p");
+            sl_buf_puts(&m->out, position ? ")" : p->listed ? "" : ".p");
         }
-        sl_buf_puts(&m->out, "}}");
+        sl_buf_puts(&m->out, p->listed ? "}" : "}}");
         i += p->members - 1;
     }
     sl_buf_puts(&m->out, "); }");

@@ -197,7 +197,8 @@ enum { MOST_NESTED = 8, MOST_MEMBERS = 1024 };
 
 typedef struct members {
     msl_definition *d;
-    int left; /* members, nested ones too */
+    int left;       /* members, nested ones too */
+    bool positions; /* some of them are */
 } members;
 
 static bool room_for_members(tr *m, msl_definition *d) {
@@ -254,8 +255,10 @@ static bool read_member(tr *m, members *all, size_t i, size_t end, const msl_wit
     declarator one = read_declarator(m, i, end);
     if (!one.name || msl_piece_end(m, i, end) < end || --all->left < 0)
         return msl_error_at(&m->s, msl_at(m, i), "member of a kernel's argument is not understood");
-    if (!one.pointer && !one.reference)
+    bool position = msl_position_in(m, i, end) != NULL;
+    if (!one.pointer && !one.reference && !position)
         return read_members(m, all, (msl_range){i, one.name}, within, depth + 1);
+    all->positions |= position;
     if (d->parameter_count >= MSL_MAX_PARAMETERS)
         return msl_error_at(&m->s, &d->name, "kernel has more than %d parameters", MSL_MAX_PARAMETERS);
     msl_parameter *p = &d->parameters[d->parameter_count++];
@@ -272,7 +275,7 @@ static bool read_members(tr *m, members *all, msl_range type, const msl_within *
     const msl_symbol *s = depth < MOST_NESTED ? struct_of(m, type, &w->arguments) : NULL;
     if (!s)
         return msl_error_at(&m->s, msl_at(m, type.begin),
-                            "an argument's struct may have pointers and references alone as members");
+                            "an argument's struct may have pointers, references and positions alone as members");
     w->outer = outer;
     w->parameters = s->parameters;
     for (size_t i = s->range.begin; i < s->range.end;) {
@@ -302,12 +305,13 @@ static bool is_struct(const tr *m, size_t i, size_t end, msl_range *type) {
 
 static bool read_struct(tr *m, msl_definition *d, msl_range type) {
     size_t first = d->parameter_count;
-    members all = {d, MOST_MEMBERS};
+    members all = {.d = d, .left = MOST_MEMBERS};
     if (!room_for_members(m, d) || !read_members(m, &all, type, NULL, 0))
         return false;
     if (d->parameter_count == first)
         return msl_error_at(&m->s, msl_at(m, type.begin), "an argument's struct has no members");
     d->parameters[first].members = d->parameter_count - first;
+    d->parameters[first].listed = all.positions;
     return true;
 }
 
@@ -405,12 +409,15 @@ bool msl_kernel_function(tr *m, msl_range head, size_t i, size_t end, size_t *ne
         d.arguments = (msl_range){open + 1, close ? close - 1 : open + 1};
         open = close ? close : open;
     }
+    size_t head_end = open;
+    open = msl_skip_attributes(m, open);
     if (!msl_here(m, open, "(") || !msl_function_body(m, m->match[open] + 1, end, &body))
         return msl_error_at(&m->s, &d.name, "kernel is not understood");
     *next = msl_behind(m, body);
     if (msl_here(m, body, ";"))
         return true;
     d.body = body;
+    d.open = open;
     bool specialised = head.end == head.begin + 3;
     d.is_template = head.begin < head.end && !specialised;
     if (d.is_template)
@@ -439,7 +446,7 @@ bool msl_kernel_function(tr *m, msl_range head, size_t i, size_t end, size_t *ne
     if (!msl_emit(m, head.begin, head.end))
         return false;
     msl_put(m, name, "MSL_FN void");
-    return msl_emit(m, name, m->match[open] + 1) && msl_emit_body(m, body, *next);
+    return msl_emit(m, name, head_end) && msl_emit(m, open, m->match[open] + 1) && msl_emit_body(m, body, *next);
 }
 
 /* ---- instantiation ----------------------------------------------------------------------------------------------- */
@@ -490,9 +497,11 @@ bool msl_instantiation(tr *m, size_t i, size_t end, size_t *next) {
     msl_instance x = {.scope = m->scope, .line = (int)msl_at(m, j)->line, .file = msl_at(m, j)->file};
     if (!msl_name_at(m, j) || !host_name_of(m, i, j, msl_at(m, j), &x.host_name))
         return msl_error_at(&m->s, msl_at(m, i), "explicit instantiation of a kernel is not understood");
+    size_t open = j + 1;
     if (msl_here(m, j + 1, "<")) {
         size_t close = msl_behind_angle(m, j + 1, stop);
         x.arguments = (msl_range){j + 2, close ? close - 1 : j + 2};
+        open = close ? close : open;
     }
     const msl_symbol *s = msl_lookup(m, msl_at(m, j));
     x.definition = find_definition(m, msl_at(m, j));
@@ -508,5 +517,8 @@ bool msl_instantiation(tr *m, size_t i, size_t end, size_t *next) {
     if (x.max_threads.begin == x.max_threads.end)
         x.max_threads = m->definitions[x.definition].max_threads;
     x.scope = m->definitions[x.definition].scope;
+    if (msl_here(m, open, "(") && m->definitions[x.definition].is_template &&
+        !msl_deduce(m, &m->definitions[x.definition], open, &x.arguments))
+        return false;
     return add_instance(m, &x);
 }

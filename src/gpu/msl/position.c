@@ -9,9 +9,15 @@ bool msl_position_declaration(tr *m, size_t i, size_t stop, bool *found) {
     while (name < stop && !msl_attribute_at(m, name))
         name++;
     const char *what = name > i + 1 && name < stop ? msl_position_in(m, name, stop) : NULL;
-    *found = what != NULL;
-    if (!what)
+    msl_range none;
+    bool binding = name > i + 1 && name < stop && msl_find_attribute(m, name, stop, "buffer", &none);
+    *found = what != NULL || binding;
+    if (!*found)
         return true;
+    if (binding) {
+        msl_symbol s = {.name = *msl_at(m, name - 1), .kind = MSL_SYMBOL_REFUSED, .range = {name, name + 1}};
+        return msl_declare(m, &s);
+    }
     msl_symbol s = {
         .name = *msl_at(m, name - 1), .kind = MSL_SYMBOL_POSITION, .range = {i, name - 1}, .position = what};
     m->has_positions = true;

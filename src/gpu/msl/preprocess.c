@@ -505,7 +505,19 @@ static bool predefine(msl_preprocessor *p) {
                                         "__cplusplus 201402L",
                                         "TARGET_OS_OSX 1",
                                         "__HAVE_SIMDGROUP_MATRIX__ 1",
-                                        "__AIR64__ 1"};
+                                        "__AIR64__ 1",
+                                        "__CHAR_BIT__ 8",
+                                        "__SCHAR_MAX__ 127",
+                                        "__SHRT_MAX__ 32767",
+                                        "__INT_MAX__ 2147483647",
+                                        "__LONG_MAX__ 9223372036854775807L",
+                                        "__INT32_MAX__ 2147483647",
+                                        "__UINT32_MAX__ 4294967295U",
+                                        "__INT64_MAX__ 9223372036854775807L",
+                                        "__UINT64_MAX__ 18446744073709551615UL",
+                                        "__FLT_MAX__ 3.40282347e+38F",
+                                        "__FLT_MIN__ 1.17549435e-38F",
+                                        "__FLT_EPSILON__ 1.19209290e-7F"};
     const msl_options *o = p->s->options;
     bool ok = true;
     for (size_t i = 0; ok && i < SL_COUNT(known); i++)

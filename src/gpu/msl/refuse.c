@@ -111,6 +111,8 @@ const char *msl_refused_in(const tr *m, size_t begin, size_t end, size_t *at) {
         *at = s ? s->range.begin : i;
         if (s)
             what = refused_word(m, s->range.begin);
+        if (s && !what)
+            what = "bindings of program scope are not supported";
         if (what)
             return what;
     }

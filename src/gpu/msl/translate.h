@@ -74,6 +74,7 @@ typedef struct msl_parameter {
     msl_range condition;  /* of [[function_constant(x)]] */
     bool reference, atomic;
     size_t members;           /* of a struct passed by value that begins here; the rest of them have 0 */
+    bool listed;              /* such a struct has positions too: it is built from a list of its members */
     const msl_within *within; /* NULL: the kernel's own */
 } msl_parameter;
 
@@ -89,7 +90,7 @@ typedef struct msl_definition {
     size_t scope;                             /* in scopes */
     msl_range max_threads;                    /* of [[max_total_threads_per_threadgroup(..)]] */
     msl_parameter *parameters;
-    size_t parameter_count, body; /* body: its `{` */
+    size_t parameter_count, open, body; /* open, body: `(` of the parameters, `{` */
     bool is_template;
 } msl_definition;
 
@@ -227,6 +228,11 @@ bool msl_kernel_function(tr *m, msl_range head, size_t i, size_t end, size_t *ne
 bool msl_instantiation(tr *m, size_t i, size_t end, size_t *next);
 /* Name of the position attribute among the attributes of [begin, end); NULL: none. */
 const char *msl_position_in(const tr *m, size_t begin, size_t end);
+
+/* ---- deduce.c --- */
+
+/* Template arguments of an instance with its parameters at `(`: those in *arguments, then what the parameters say. */
+bool msl_deduce(tr *m, const msl_definition *d, size_t open, msl_range *arguments);
 
 /* ---- calls.c --- */
 

@@ -133,14 +133,31 @@ static void members_of_structs_passed_by_value_are_arguments(void **state) {
         "template [[host_name(\"f2\")]] kernel void f<float2>(args<float2>, uint2);\n"
         "kernel void g(constant int &x, floats a) { a.out.at(0) = a.in.at(1) + a.n; }",
         "f2(B0 8 l, W1 8 data, B2 12 l, W3 2 data, B4 4 n)0 g(B0 4 x, B1 8 l, W2 4 data, B3 12 l, W4 2 data, B5 4 n)0");
+    check("struct A { uint2 at [[thread_position_in_grid]]; device float2 *p; ushort lane "
+          "[[thread_index_in_simdgroup]]; };\n"
+          "kernel void f(A a, device int *b) {}",
+          "f(W0 8 p, W1 4 b)0");
     check_error("struct A { device float *p; int n; };\nkernel void f(A a) {}",
-                "t.metal:1: an argument's struct may have pointers and references alone");
+                "t.metal:1: an argument's struct may have pointers, references and positions alone");
     check_error("struct A { device float *p, *q; };\nkernel void f(A a) {}",
                 "t.metal:1: member of a kernel's argument");
     check_error("struct A {};\nkernel void f(A a) {}", "t.metal:2: an argument's struct has no members");
     check_error("union A { device float *p; };\nkernel void f(A a) {}", "parameter a is neither a buffer nor");
     check_error("struct A { A a; A b; A c; A d; A e; A f; A g; A h; device int *p; };\nkernel void f(A a) {}",
                 "t.metal:1: ");
+}
+
+static void only_what_has_a_known_size_goes_by_value(void **state) {
+    (void)state;
+    msl_module *m = translate("struct A { float4 x[4]; }; struct B : A { float y[8]; };\n"
+                              "kernel void f(constant A &a, constant B &b, constant char &c, constant float *d) {}",
+                              MSL_TABLE);
+    const msl_kernel *k = msl_module_find(m, "f");
+    assert_int_equal(k->arg_count, 4);
+    static const uint32_t bytes[] = {64, 0, 16, 0};
+    for (size_t i = 0; i < SL_COUNT(bytes); i++)
+        assert_int_equal(msl_value_bytes(k, i), bytes[i]);
+    msl_module_free(m);
 }
 
 static void sizes_of_structs_follow_the_language(void **state) {
@@ -175,6 +192,10 @@ static void kernels_are_instantiated_in_every_way(void **state) {
           "template [[host_name(\"c\")]] [[kernel]] [[max_total_threads_per_threadgroup(32)]] void f<char>(device char "
           "*a [[buffer(0)]]);",
           "a(W0 2 a)0 b(W0 4 a)0 c(W0 1 a)32");
+    check("template <typename T, typename U, int N = 2> kernel void f(device const vec<T, 4> *a, constant U &b) {}\n"
+          "template [[host_name(\"h\")]] kernel void f(const device vec<half, 4> *, constant uint3 &);\n"
+          "template [[host_name(\"i\")]] kernel void f<char>(device const char4 *, constant unsigned char &);",
+          "h(R0 8 a, B1 16 b)0 i(R0 4 a, B1 1 b)0");
     check("template <typename T> kernel void f(device T *a) {}\n"
           "#define inst(n, t) template [[host_name(\"f_\" #n)]] [[kernel]] decltype(f<t>) f<t>;\n"
           "#define all(x) x(f32, float) x(bf16, bfloat)\nall(inst)",
@@ -296,6 +317,12 @@ static void other_kernels_of_a_source_stay(void **state) {
     assert_string_equal(msl_module_refused(m, "b"), "t.metal:6: kernel b: textures are not supported");
     assert_non_null(msl_module_refused(m, "c"));
     msl_module_free(m);
+    m = translate("struct S { device float *p; };\nconstant S &constant s [[buffer(0)]];\n"
+                  "kernel void a(device int *x) { *x = 1; }\nkernel void b(uint i) { s.p[0] = 1; }",
+                  MSL_TABLE);
+    assert_non_null(msl_module_find(m, "a"));
+    assert_string_equal(msl_module_refused(m, "b"), "t.metal:2: kernel b: bindings of program scope are not supported");
+    msl_module_free(m);
     m = translate("#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>\n#include <metal_raytracing>\n"
                   "using namespace mpp::tensor_ops;\nusing namespace metal::raytracing;\n"
                   "void copy(device int *a) __asm(\"air.copy\");\nkernel void a(device int *x) { *x = 1; }\n"
@@ -336,6 +363,7 @@ int main(void) {
         cmocka_unit_test(types_that_a_host_shares_have_sizes),
         cmocka_unit_test(arguments_without_index_take_the_next_free_slot),
         cmocka_unit_test(members_of_structs_passed_by_value_are_arguments),
+        cmocka_unit_test(only_what_has_a_known_size_goes_by_value),
         cmocka_unit_test(sizes_of_structs_follow_the_language),
         cmocka_unit_test(kernels_are_instantiated_in_every_way),
         cmocka_unit_test(threadgroup_memory_is_summed),

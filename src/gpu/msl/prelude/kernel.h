@@ -37,6 +37,13 @@ struct msl_position {
     template <class T> MSL_M operator vec<T, 2>() const { return vec<T, 2>(v[0], v[1]); }
     template <class T> MSL_M operator vec<T, 3>() const { return vec<T, 3>(v[0], v[1], v[2]); }
 };
+/* One in a list of members, where no number may be narrowed. */
+MSL_I msl_position msl_member(msl_position p) {
+    return p;
+}
+MSL_I msl_position msl_member(uint v) {
+    return {{v, 0, 0}};
+}
 
 } // namespace metal
 } // namespace msl_unit

@@ -74,3 +74,10 @@ kernel void k10(device float *o, device uint *u, threadgroup float *t) {
     o[2] = unpack_unorm4x8_srgb_to_float(u[1]).x + unpack_unorm565_to_float(3).y + unpack_unorm10a2_to_half(u[2]).z;
     float2x2 q{{1, 2}, {3, 4}}; o[3] = q[1].x;
 }
+/* forms of kernels and of what they call */
+template <typename T, access a> struct buffer_of; template <typename T> struct buffer_of<T, access::read> { constant T *p; };
+template <typename T> struct buffer_of<T, access::read_write> { void put(uint i, T v) { p[i] = v; } device T *p; };
+struct stage { buffer_of<float4, access::read_write> b; };
+[[visible]] float twice(float x) { return x * 2; }
+struct place_of { uint2 at [[thread_position_in_grid]]; device float *o; ushort lane [[thread_index_in_simdgroup]]; constant uint &n; uint3 group [[threadgroup_position_in_grid]]; };
+kernel void k11 [[max_total_threads_per_threadgroup(64)]] (place_of in, constant stage &s) { in.o[in.at.x] = twice(in.n + in.lane) + in.group.y + (__UINT32_MAX__ >> 31) + __CHAR_BIT__ + __FLT_MAX__; ((stage)s).b.put(in.at.y, float4(1)); }

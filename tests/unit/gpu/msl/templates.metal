@@ -114,3 +114,8 @@ kernel void constants(device float *y [[buffer(0)]], device const float *bias [[
     if (wide)
         y[i] = 0;
 }
+/* arguments that the instance's parameters say */
+template <typename T, typename U, int N = 3> kernel void deduced(device const vec<T, 4> *a [[buffer(0)]], constant U &b [[buffer(1)]], device T *r [[buffer(2)]], uint i [[thread_position_in_grid]]) { r[i] = a[i].x + b + N; }
+template [[host_name("deduced_float")]] kernel void deduced(device const vec<float, 4> *, constant unsigned char &, device float *, uint);
+template [[host_name("deduced_half")]] kernel void deduced(const device vec<half, 4> *a [[buffer(0)]], constant long &b [[buffer(1)]], device half *r [[buffer(2)]], uint i [[thread_position_in_grid]]);
+template [[host_name("deduced_int")]] kernel void deduced<int>(device const int4 *, constant int &, device int *, uint);

@@ -28,8 +28,8 @@ typedef enum sl_stage { SL_STAGE_LOAD, SL_STAGE_PREFILL } sl_stage;
 typedef struct sl_engine_options {
     size_t size;
     const char *model; /* path, Hugging Face cache id, Ollama or LM Studio name */
-    uint64_t memory;   /* budget in bytes for all the process makes the machine hold; 0: a share of what the machine or
-                          cgroup allows */
+    uint64_t memory;   /* budget in bytes for all the process makes the machine hold; 0: what the machine or cgroup can
+                          spare, given back in part where others come to need it */
     int threads;       /* 0: one per core */
     int context;       /* tokens a sequence may hold; 0: min(model's, 4096) */
     int chunk;         /* prefill rows per step; 0: 512 */
@@ -55,6 +55,8 @@ typedef struct sl_engine_options {
     uint64_t reserve;   /* of the budget, bytes that the caller takes for itself: counted in the least, too */
     bool whole_context; /* the least holds a whole context; else a sequence may end early under a small budget */
     bool timing;        /* a device tells its phases apart, at the price of a command buffer for each */
+    /* memory 0: a directory that stands for "/" where the machine's memory is looked at (/proc, /sys); NULL: "/". */
+    const char *system_root;
 } sl_engine_options;
 #define SL_ENGINE_OPTIONS_INIT                                                                                         \
     { .size = sizeof(sl_engine_options) }
@@ -122,6 +124,7 @@ typedef struct sl_stats {
     uint64_t time_expert_wait_ns; /* what computes stood still for experts that were read */
     uint64_t gpu_phase_ns;        /* sum of a device's phases by its own clock; 0: they are not told apart */
     uint64_t time_delta_ns;       /* recurrent layers, without their products */
+    uint64_t memory_given_back;   /* bytes of expert slots that memory pressure took so far (memory 0) */
 } sl_stats;
 SL_API void sl_engine_get_stats(const sl_engine *e, sl_stats *stats); /* since the last reset */
 SL_API void sl_engine_reset_stats(sl_engine *e);

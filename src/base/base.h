@@ -144,6 +144,17 @@ uint64_t sl_physical_memory(void);
 uint64_t sl_memory_limit(const char *root);
 /* As sl_memory_limit for a process whose /proc/self/cgroup is the file `groups`. */
 uint64_t sl_memory_limit_of(const char *groups, const char *root);
+
+/* What of that is left at the moment. */
+typedef struct sl_memory_state {
+    bool known;               /* anything was found out */
+    uint64_t physical, total; /* total: the least limit, physical or of a group */
+    uint64_t room;  /* bytes that can be taken before the system or a group runs short: free, or page cache that can be
+                       dropped; UINT64_MAX: not known */
+    double stalled; /* share of the last ten seconds in which something waited for memory (PSI); 0: none, not known */
+} sl_memory_state;
+/* root: NULL, or a directory that stands for "/" (recorded files). */
+void sl_memory_look(const char *root, sl_memory_state *out);
 uint64_t sl_peak_rss(void); /* bytes, this process so far */
 int sl_cpu_count(void);     /* cores this process may run on */
 

@@ -2,6 +2,7 @@
 #include "cli.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 #include <signal.h>
 #include <string.h>
 
@@ -89,6 +90,7 @@ static sl_engine_options engine_options(const cli_args *a, bool plan_only) {
     o.max_slots = a->max_slots;
     o.experts_per_token = a->experts_per_token;
     o.timing = a->timing;
+    o.system_root = getenv("SLUICE_SYSTEM_ROOT"); /* recorded machines, for tests */
     o.plan_only = plan_only;
     o.log = on_log;
     o.log_level = a->log_level;

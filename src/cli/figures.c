@@ -65,7 +65,7 @@ static void print_phases(FILE *f, const sl_stats *s) {
 void cli_print_figures(FILE *f, const sl_engine *e) {
     sl_stats s = get_stats(e);
     sl_engine_info info;
-    char peak[16], budget[16], rss[16];
+    char peak[16], budget[16], rss[16], given[16];
     cli_get_info(e, &info);
     cli_status_clear();
     print_speed(f, "prefill", s.prompt_tokens, s.prompt_ns);
@@ -76,6 +76,9 @@ void cli_print_figures(FILE *f, const sl_engine *e) {
     print_device(f, &s);
     fprintf(f, "memory    peak %s of budget %s; process peak %s\n", cli_size(s.memory_peak, peak),
             cli_size(s.memory_budget, budget), cli_size(s.rss_peak, rss));
+    if (s.memory_given_back)
+        fprintf(f, "          %s of expert slots given back under memory pressure\n",
+                cli_size(s.memory_given_back, given));
     fprintf(f, "as        %s, numeric %s on %s, %d threads, KV %s", info.formats, info.numeric, info.isa, info.threads,
             info.kv_type);
     if (info.experts > 0)

@@ -29,6 +29,8 @@ static bool watch_begin(void *self, int32_t layer, const int32_t *ids, int32_t n
     a->layer = layer;
     a->wanted = a->outstanding = n;
     pthread_mutex_unlock(&a->mutex);
+    if (a->before)
+        a->before(a->before_user);
     return a->inner.begin(a->inner.self, layer, ids, n, order, err);
 }
 

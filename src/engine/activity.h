@@ -18,6 +18,9 @@ typedef struct engine_activity {
     int32_t layer, wanted, outstanding;
     uint64_t since_ns;
     sl_expert_source inner; /* the source whose calls are watched */
+    /* Called before a layer asks for its experts; NULL: not. */
+    void (*before)(void *user);
+    void *before_user;
 } engine_activity;
 
 void engine_activity_init(engine_activity *a);

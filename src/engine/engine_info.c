@@ -81,6 +81,7 @@ bool sl_engine_get_info(const sl_engine *e, sl_engine_info *info) {
 static void fill_memory(const sl_engine *e, sl_stats *s) {
     s->rss_peak = sl_peak_rss();
     s->memory_budget = e->plan.budget;
+    s->memory_given_back = atomic_load(&e->pressure.given);
     if (!e->mem)
         return;
     s->memory_used = sl_mem_used(e->mem, SL_USE_COUNT);

@@ -291,11 +291,25 @@ static bool shrink_chunk(sl_engine *e, const numerics *n, engine_plan_input *in)
     return measure_chunk(e, n, half, &in->scratch, NULL);
 }
 
+/* What may be taken without asking: three quarters of what there is, and not what others hold at the moment. */
+static uint64_t spare_memory(const sl_engine *e) {
+    sl_memory_state s;
+    sl_memory_look(e->pressure.root, &s);
+    uint64_t share = s.total / 4 * 3, low = engine_pressure_low(s.total, engine_slab_size(0));
+    return s.room > low && s.room - low < share ? s.room - low : share;
+}
+
+static uint64_t memory_limit(const sl_engine *e) {
+    sl_memory_state s;
+    sl_memory_look(e->pressure.root, &s);
+    return s.total;
+}
+
 /* Chooses the chunk where the options leave it open: a small budget should go to experts rather than to scratch. On the
  * CPU a row's bits do not depend on it. */
 static bool choose_chunk(sl_engine *e, const numerics *n, engine_plan_input *in, sl_error *err) {
     enum { SCRATCH_SHARE = 8 };
-    uint64_t budget = e->options.memory ? e->options.memory : sl_memory_limit(NULL) / 4 * 3;
+    uint64_t budget = e->options.memory ? e->options.memory : spare_memory(e);
     int32_t chunk = e->chunk;
     /* On a GPU a row's bits depend on the chunk, which therefore does not follow the memory. */
     if (e->gpu)
@@ -309,14 +323,13 @@ static bool choose_chunk(sl_engine *e, const numerics *n, engine_plan_input *in,
     return true;
 }
 
-static uint64_t default_budget(const engine_plan *p, uint64_t limit) {
-    uint64_t share = limit / 4 * 3;
+static uint64_t default_budget(const engine_plan *p, uint64_t share, uint64_t limit) {
     return share < p->least && p->least <= limit ? p->least : share;
 }
 
 /* Fills e->plan. With plan_only a default budget that is too small is no error: info is asked for the least. */
 static bool make_plan(sl_engine *e, const engine_plan_input *in, sl_error *err) {
-    uint64_t limit = sl_memory_limit(NULL);
+    uint64_t limit = memory_limit(e), share = spare_memory(e);
     sl_error ignored = {0};
     if (e->options.memory) {
         if (e->options.memory > limit)
@@ -324,8 +337,8 @@ static bool make_plan(sl_engine *e, const engine_plan_input *in, sl_error *err) 
                     (unsigned long long)e->options.memory, (unsigned long long)limit);
         return engine_plan_make(in, e->options.memory, &e->plan, err);
     }
-    engine_plan_make(in, limit / 4 * 3, &e->plan, &ignored);
-    bool ok = engine_plan_make(in, default_budget(&e->plan, limit), &e->plan, &ignored);
+    engine_plan_make(in, share, &e->plan, &ignored);
+    bool ok = engine_plan_make(in, default_budget(&e->plan, share, limit), &e->plan, &ignored);
     if (!ok && err && !(e->options.plan_only && ignored.code == SL_ERR_BUDGET))
         *err = ignored;
     return ok || (e->options.plan_only && ignored.code == SL_ERR_BUDGET);
@@ -406,6 +419,11 @@ static bool open_kv(sl_engine *e, sl_error *err) {
     return e->kv != NULL;
 }
 
+/* A step of a long prompt takes seconds: memory is looked at between its layers too. */
+static void look_before_layer(void *user) {
+    engine_pressure_look(user);
+}
+
 /* Takes the reader, also on failure. */
 static bool open_experts(sl_engine *e, sl_reader *reader, sl_error *err) {
     sl_experts_options o = {.ckpt = e->ckpt,
@@ -420,6 +438,11 @@ static bool open_experts(sl_engine *e, sl_reader *reader, sl_error *err) {
     e->experts = sl_experts_open(&o, err);
     if (!e->experts)
         return false;
+    e->pressure.on = e->options.memory == 0 && !e->gpu;
+    if (e->pressure.on) {
+        e->activity.before = look_before_layer;
+        e->activity.before_user = e;
+    }
     sl_expert_source source = engine_activity_watch(&e->activity, sl_experts_source(e->experts));
     sl_ops_set_experts(e->ops, &source);
     return true;
@@ -482,6 +505,12 @@ static bool open_rest(sl_engine *e, engine_wrap_reader wrap, void *user, sl_erro
     return true;
 }
 
+static bool copy_root(sl_engine *e, sl_error *err) {
+    if (e->options.system_root)
+        e->pressure.root = sl_strdup(e->options.system_root);
+    return !e->options.system_root || e->pressure.root || sl_fail(err, SL_ERR_MEMORY, "out of memory");
+}
+
 sl_engine *engine_open_wrapped(const sl_engine_options *o, engine_wrap_reader wrap, void *user, sl_error *err) {
     sl_engine *e = calloc(1, sizeof *e);
     if (!e)
@@ -491,10 +520,12 @@ sl_engine *engine_open_wrapped(const sl_engine_options *o, engine_wrap_reader wr
     bool ok =
         engine_copy_options(&e->options, sizeof e->options, o, offsetof(sl_engine_options, memory), "engine", err);
     e->log = (sl_log){e->options.log, e->options.log_user, e->options.log_level};
-    ok = ok && check_options(&e->options, err) && open_model(e, err) && open_rest(e, wrap, user, err);
+    e->pressure.cap = UINT64_MAX;
+    ok = ok && copy_root(e, err) && check_options(&e->options, err) && open_model(e, err) &&
+         open_rest(e, wrap, user, err);
     /* The strings are the caller's. */
     e->options.model = e->options.kv_type = e->options.numeric = e->options.isa = e->options.reader =
-        e->options.device = NULL;
+        e->options.device = e->options.prefetch = e->options.system_root = NULL;
     if (ok)
         return e;
     sl_engine_close(e);
@@ -525,6 +556,7 @@ void sl_engine_close(sl_engine *e) {
     engine_core_destroy(e);
     free(e->expert_layers);
     free(e->path);
+    free(e->pressure.root);
     free(e);
 }
 

@@ -10,6 +10,7 @@
 #include "engine/kv_pool.h"
 #include "engine/output.h"
 #include "engine/plan.h"
+#include "engine/pressure.h"
 #include "engine/sampler.h"
 #include "engine/state.h"
 
@@ -213,6 +214,7 @@ struct sl_engine {
     engine_forward forward;
     engine_sampler *sampler; /* S */
     engine_activity activity;
+    engine_pressure pressure;
     engine_sched sched;
     /* L: figures since the last reset are the difference to the base */
     engine_counters counters, counters_base;
@@ -263,5 +265,9 @@ bool engine_check_open(const sl_engine *e, sl_error *err); /* SL_ERR_ARGUMENT wh
 /* Opens with the reader wrapped, for tests that inject faults; wrap takes ownership of inner. */
 typedef sl_reader *(*engine_wrap_reader)(void *user, sl_reader *inner, sl_error *err);
 sl_engine *engine_open_wrapped(const sl_engine_options *o, engine_wrap_reader wrap, void *user, sl_error *err);
+
+/* ---- pressure.c: on the thread that runs steps, while no expert is claimed ---- */
+
+void engine_pressure_look(sl_engine *e);
 
 #endif

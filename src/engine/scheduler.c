@@ -4,6 +4,7 @@
  * ready: no work, or only requests whose readers are behind. */
 #include "engine/internal.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -227,6 +228,26 @@ static void cancel_all(sl_engine *e) {
 
 /* ---- the thread ------------------------------------------------------------------------------------------------- */
 
+/* Mutex held. Where memory is watched, others may want it also while nothing is asked of this engine. */
+static void sleep_until_woken(sl_engine *e) {
+    enum { LOOK_NS = 500000000, SECOND_NS = 1000000000 };
+    engine_sched *sc = &e->sched;
+    struct timespec until;
+    if (!e->pressure.on) {
+        pthread_cond_wait(&sc->wake, &sc->mutex);
+        return;
+    }
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += LOOK_NS;
+    until.tv_sec += until.tv_nsec / SECOND_NS;
+    until.tv_nsec %= SECOND_NS;
+    if (pthread_cond_timedwait(&sc->wake, &sc->mutex, &until) != ETIMEDOUT)
+        return;
+    pthread_mutex_unlock(&sc->mutex);
+    engine_pressure_look(e);
+    pthread_mutex_lock(&sc->mutex);
+}
+
 /* Mutex held: takes in what is new, sleeps until something is ready. */
 static void await_work(sl_engine *e) {
     engine_sched *sc = &e->sched;
@@ -239,7 +260,7 @@ static void await_work(sl_engine *e) {
             return;
         engine_activity_set(&e->activity, ENGINE_IDLE, 0);
         if (!sc->calls)
-            pthread_cond_wait(&sc->wake, &sc->mutex);
+            sleep_until_woken(e);
     }
 }
 

@@ -293,3 +293,12 @@ int sl_experts_shrink(sl_experts *e, int slabs) {
     }
     return given;
 }
+
+int sl_experts_cap(sl_experts *e, uint64_t bytes) {
+    uint64_t slabs = bytes / e->slab_bytes;
+    e->max_slabs = slabs < (uint64_t)e->cap_slabs ? (int32_t)slabs : e->cap_slabs;
+    if (e->max_slabs < e->least_slabs)
+        e->max_slabs = e->least_slabs;
+    e->full = false;
+    return e->slabs > e->max_slabs ? sl_experts_shrink(e, e->slabs - e->max_slabs) : 0;
+}

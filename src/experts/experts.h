@@ -134,6 +134,9 @@ sl_expert_source sl_experts_source(sl_experts *e);
 /* Gives slabs back to the allocator (evicting what they hold) until `slabs` were freed or only the least is left;
  * returns how many. Called between steps. */
 int sl_experts_shrink(sl_experts *e, int slabs);
+/* From now on at most so many bytes of slabs (UINT64_MAX: as many as the budget leaves), never less than the least;
+ * what is above is given back at once, as far as no read holds it. Returns the slabs given back. */
+int sl_experts_cap(sl_experts *e, uint64_t bytes);
 void sl_experts_stats_get(const sl_experts *e, sl_experts_stats *out);
 void sl_experts_stats_reset(sl_experts *e);
 

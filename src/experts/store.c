@@ -123,6 +123,7 @@ static bool set_limits(sl_experts *e, const sl_experts_options *o, sl_error *err
         return sl_fail(err, SL_ERR_BUDGET, "experts: %llu bytes for slots, %d of %llu bytes need at least %llu",
                        (unsigned long long)o->max_bytes, least_slots(o->top_k), (unsigned long long)most,
                        (unsigned long long)((uint64_t)e->least_slabs * e->slab_bytes));
+    e->cap_slabs = e->max_slabs;
     e->max_slots = o->max_slots;
     return true;
 }

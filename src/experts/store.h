@@ -195,6 +195,7 @@ struct sl_experts {
     experts_slab **slab; /* [slabs] */
     size_t slab_capacity;
     int32_t slabs, least_slabs, max_slabs, max_slots, slots;
+    int32_t cap_slabs; /* max_slabs without a cap */
     experts_list spare_slabs, recent_slabs;
     uint64_t clock;
     int64_t demand; /* sum over the layers: experts one pass over the model asks for */

@@ -187,6 +187,12 @@ typedef enum sl_gpu_access { SL_GPU_READ = 1, SL_GPU_WRITE = 2, SL_GPU_READ_WRIT
  * stream has recovered. Pair with unmap: a list that uses the range against `access` is refused until then. */
 SL_API void *sl_gpu_map(sl_gpu_buffer *b, uint64_t offset, uint64_t size, sl_gpu_access access, sl_error *err);
 SL_API bool sl_gpu_unmap(sl_gpu_buffer *b, sl_error *err);
+/* Bytes of the host's into the buffer and out of it, as mapping and copying would, without a copy between where the
+ * device has memory of its own. Waits for lists as sl_gpu_map does. */
+SL_API bool sl_gpu_put(sl_gpu_buffer *b, uint64_t offset, const void *from, uint64_t bytes, sl_error *err);
+SL_API bool sl_gpu_get(sl_gpu_buffer *b, uint64_t offset, void *to, uint64_t bytes, sl_error *err);
+/* Bytes that the device's own memory has left, for all processes; 0: not known, or it is the host's. */
+SL_API uint64_t sl_gpu_room(const sl_gpu *g);
 /* Bytes now held on the device for this process. */
 SL_API uint64_t sl_gpu_allocated(const sl_gpu *g);
 

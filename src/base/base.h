@@ -205,6 +205,8 @@ uint64_t sl_mem_peak(const sl_mem *m);
 /* The span, slab in use, or mapping of gathered slabs that p points into; false: none. For devices, which wrap memory
  * whole. */
 bool sl_mem_find(const sl_mem *m, const void *p, void **base, uint64_t *bytes);
+/* What the span or slab in use that p points into serves; SL_USE_COUNT: none. */
+sl_use sl_mem_use(const sl_mem *m, const void *p);
 /* How often memory was given back to the system so far: while it stays the same, what was found still stands. */
 uint64_t sl_mem_unmapped(const sl_mem *m);
 

@@ -318,3 +318,14 @@ bool sl_mem_find(const sl_mem *m, const void *p, void **base, uint64_t *bytes) {
     pthread_mutex_unlock(mutex);
     return found.base != NULL;
 }
+
+sl_use sl_mem_use(const sl_mem *m, const void *p) {
+    pthread_mutex_t *mutex = (pthread_mutex_t *)&m->mutex;
+    sl_use use = SL_USE_COUNT;
+    pthread_mutex_lock(mutex);
+    for (size_t i = 0; i < m->count && use == SL_USE_COUNT; i++)
+        if ((uintptr_t)p - (uintptr_t)m->blocks[i].base < m->blocks[i].bytes)
+            use = m->blocks[i].use;
+    pthread_mutex_unlock(mutex);
+    return use;
+}

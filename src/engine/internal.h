@@ -248,6 +248,8 @@ void engine_step_free(sl_engine *e);
 void engine_step_run(sl_engine *e);
 void engine_run_fail(sl_engine *e, engine_run *run, const sl_error *error);
 
+/* sequence.c: a block of KV or state to another, wherever steps keep them. */
+bool engine_copy_block(sl_engine *e, uint8_t *to, uint8_t *from, uint64_t bytes, sl_error *err);
 /* kv_room.c: tokens whose KV the budget can hold at most, when nobody else has any. An error names them, and a budget
  * that would do. */
 uint64_t engine_kv_room(const sl_engine *e);

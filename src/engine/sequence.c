@@ -96,6 +96,13 @@ static bool reserve_pages(sl_seq *s, int32_t n, sl_error *err) {
     return ok || sl_fail(err, SL_ERR_MEMORY, "out of memory for a page table of %d pages", n);
 }
 
+bool engine_copy_block(sl_engine *e, uint8_t *to, uint8_t *from, uint64_t bytes, sl_error *err) {
+    if (!sl_ops_pull(e->ops, from, bytes, err))
+        return false;
+    memcpy(to, from, (size_t)bytes);
+    return sl_ops_push(e->ops, to, bytes, err);
+}
+
 /* A page shared with a fork becomes this sequence's own. */
 static bool own_page(sl_seq *s, int32_t page, sl_error *err) {
     int32_t old = s->pages[page], fresh;
@@ -103,7 +110,11 @@ static bool own_page(sl_seq *s, int32_t page, sl_error *err) {
         return true;
     if (!engine_kv_obtain(s->e->kv, &fresh, 1, err))
         return false;
-    memcpy(engine_kv_block(s->e->kv, fresh), engine_kv_block(s->e->kv, old), engine_kv_layout(s->e->kv)->block_bytes);
+    if (!engine_copy_block(s->e, engine_kv_block(s->e->kv, fresh), engine_kv_block(s->e->kv, old),
+                           engine_kv_layout(s->e->kv)->block_bytes, err)) {
+        engine_kv_unref(s->e->kv, &fresh, 1);
+        return false;
+    }
     engine_kv_unref(s->e->kv, &old, 1);
     s->pages[page] = fresh;
     return true;

@@ -113,27 +113,39 @@ static void copy_block(const sl_kv_layout *l, uint8_t *block, uint8_t *packed, i
     }
 }
 
-static void copy_pages(sl_engine *e, const int32_t *pages, int32_t tokens, uint8_t *packed, bool to_blocks) {
+/* What steps wrote may lie in a device's memory, and what is written here has to go there. */
+static bool copy_pages(sl_engine *e, const int32_t *pages, int32_t tokens, uint8_t *packed, bool to_blocks,
+                       sl_error *err) {
     const sl_kv_layout *l = engine_kv_layout(e->kv);
     for (int32_t done = 0; done < tokens; done += SL_KV_PAGE_TOKENS) {
         int32_t n = tokens - done < SL_KV_PAGE_TOKENS ? tokens - done : SL_KV_PAGE_TOKENS;
-        copy_block(l, engine_kv_block(e->kv, pages[done / SL_KV_PAGE_TOKENS]), packed, n, to_blocks);
+        uint8_t *block = engine_kv_block(e->kv, pages[done / SL_KV_PAGE_TOKENS]);
+        if (!to_blocks && !sl_ops_pull(e->ops, block, l->block_bytes, err))
+            return false;
+        copy_block(l, block, packed, n, to_blocks);
+        if (to_blocks && !sl_ops_push(e->ops, block, l->block_bytes, err))
+            return false;
         packed += (uint64_t)n * token_bytes(l);
     }
+    return true;
 }
 
 static uint64_t state_bytes(const sl_engine *e) {
     return (uint64_t)e->state_layout.layers * e->state_layout.used_bytes;
 }
 
-/* Copies the state of so many tokens to packed bytes or back; returns where the bytes behind it go. */
-static uint8_t *copy_state(sl_seq *s, int32_t tokens, uint8_t *packed, bool to_blocks) {
+/* Copies the state of so many tokens to packed bytes or back; *packed goes on to the bytes behind it. */
+static bool copy_state(sl_seq *s, int32_t tokens, uint8_t **packed, bool to_blocks, sl_error *err) {
     const sl_state_layout *l = &s->e->state_layout;
-    for (int32_t i = 0; i < l->layers && tokens; i++, packed += l->used_bytes) {
+    for (int32_t i = 0; i < l->layers && tokens; i++, *packed += l->used_bytes) {
         uint8_t *block = engine_state_block(s, i);
-        memcpy(to_blocks ? block : packed, to_blocks ? packed : block, (size_t)l->used_bytes);
+        if (!to_blocks && !sl_ops_pull(s->e->ops, block, l->used_bytes, err))
+            return false;
+        memcpy(to_blocks ? block : *packed, to_blocks ? *packed : block, (size_t)l->used_bytes);
+        if (to_blocks && !sl_ops_push(s->e->ops, block, l->used_bytes, err))
+            return false;
     }
-    return packed;
+    return true;
 }
 
 /* ---- save ------------------------------------------------------------------------------------------------------- */
@@ -175,8 +187,10 @@ static bool save_claimed(sl_seq *s, void **bytes, size_t *size, sl_error *err) {
     if (s->length)
         memcpy(p, s->tokens, (size_t)s->length * sizeof(int32_t));
     p += (size_t)s->length * sizeof(int32_t);
-    p = copy_state(s, s->length, p, false);
-    copy_pages(s->e, s->pages, s->length, p, false);
+    if (!copy_state(s, s->length, &p, false, err) || !copy_pages(s->e, s->pages, s->length, p, false, err)) {
+        free(out);
+        return false;
+    }
     uint64_t sum = XXH3_64bits(out, (size_t)total - sizeof sum);
     memcpy(out + total - sizeof sum, &sum, sizeof sum);
     *bytes = out;
@@ -268,8 +282,9 @@ static bool fill_sequence(sl_seq *s, const uint8_t *body, int32_t tokens, sl_err
     }
     if (tokens) {
         memcpy(s->tokens, body, (size_t)tokens * sizeof *s->tokens);
-        uint8_t *packed = copy_state(s, tokens, (uint8_t *)body + (size_t)tokens * sizeof *s->tokens, true);
-        copy_pages(s->e, s->pages, tokens, packed, true);
+        uint8_t *packed = (uint8_t *)body + (size_t)tokens * sizeof *s->tokens;
+        if (!copy_state(s, tokens, &packed, true, err) || !copy_pages(s->e, s->pages, tokens, packed, true, err))
+            return false;
         s->state_at = tokens;
     }
     s->length = tokens;

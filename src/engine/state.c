@@ -54,12 +54,17 @@ uint8_t *engine_state_block(const sl_seq *s, int32_t i) {
 }
 
 /* Blocks of a fork's origin, or of a fork, are left to the other. */
-static void own_blocks(sl_seq *s, int32_t *fresh) {
+static bool own_blocks(sl_seq *s, int32_t *fresh, sl_error *err) {
     const sl_state_layout *l = &s->e->state_layout;
     for (int32_t i = 0; i < l->layers && s->state_at > 0; i++)
-        memcpy(engine_kv_block(s->e->state, fresh[i]), engine_state_block(s, i), (size_t)l->used_bytes);
+        if (!engine_copy_block(s->e, engine_kv_block(s->e->state, fresh[i]), engine_state_block(s, i), l->used_bytes,
+                               err)) {
+            engine_kv_unref(s->e->state, fresh, l->layers);
+            return false;
+        }
     engine_kv_unref(s->e->state, s->state, l->layers);
     memcpy(s->state, fresh, (size_t)l->layers * sizeof *fresh);
+    return true;
 }
 
 static bool is_own(const sl_seq *s) {
@@ -193,8 +198,7 @@ bool engine_state_prepare(sl_seq *s, sl_error *err) {
         s->state_at = 0;
         return true;
     }
-    if (ok)
-        own_blocks(s, fresh);
+    ok = ok && own_blocks(s, fresh, err);
     free(fresh);
     return ok;
 }

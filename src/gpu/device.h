@@ -130,6 +130,8 @@ typedef struct gpu_driver {
     bool (*read)(gpu_device *d, gpu_memory *m, uint64_t offset, void *to, uint64_t bytes, sl_error *err);
     bool (*write)(gpu_device *d, gpu_memory *m, uint64_t offset, const void *from, uint64_t bytes, sl_error *err);
 
+    uint64_t (*room)(gpu_device *d); /* bytes of the device's own memory that are free; NULL: it has none */
+
     void *(*stream_new)(gpu_device *d, sl_error *err);
     void (*stream_free)(gpu_device *d, void *stream);
     void *(*event_new)(gpu_device *d, sl_error *err);

@@ -2,6 +2,7 @@
 #include "gpu/core.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- mapped ranges ------------------------------------------------------------------------------------------------
  */
@@ -152,6 +153,38 @@ bool sl_gpu_unmap(sl_gpu_buffer *handle, sl_error *err) {
     if (ok && m.staging && (m.access & SL_GPU_WRITE))
         ok = g->driver->write(g->device, &b->root->m, b->offset + m.offset, m.staging, m.size, err);
     free(m.staging);
+    gpu_drop(b);
+    return ok;
+}
+
+/* ---- put, get ---------------------------------------------------------------------------------------------------- */
+
+/* to or from is the host's. */
+static bool transfer(gpu_buffer *b, uint64_t offset, void *to, const void *from, uint64_t bytes, sl_error *err) {
+    const sl_gpu *g = b->o.gpu;
+    gpu_memory *m = &b->root->m;
+    if (!to && !from)
+        return sl_fail(err, SL_ERR_ARGUMENT, "sl_gpu_put or get: %llu bytes at NULL", (unsigned long long)bytes);
+    if (!map_ready(b, offset, bytes, to ? SL_GPU_READ : SL_GPU_WRITE, err))
+        return false;
+    if (!m->host)
+        return to ? g->driver->read(g->device, m, b->offset + offset, to, bytes, err)
+                  : g->driver->write(g->device, m, b->offset + offset, from, bytes, err);
+    uint8_t *here = m->host + b->offset + offset;
+    memcpy(to ? to : here, to ? here : from, (size_t)bytes);
+    return true;
+}
+
+bool sl_gpu_put(sl_gpu_buffer *handle, uint64_t offset, const void *from, uint64_t bytes, sl_error *err) {
+    gpu_buffer *b = gpu_take(handle, GPU_BUFFER, err);
+    bool ok = b && transfer(b, offset, NULL, from, bytes, err);
+    gpu_drop(b);
+    return ok;
+}
+
+bool sl_gpu_get(sl_gpu_buffer *handle, uint64_t offset, void *to, uint64_t bytes, sl_error *err) {
+    gpu_buffer *b = gpu_take(handle, GPU_BUFFER, err);
+    bool ok = b && transfer(b, offset, to, NULL, bytes, err);
     gpu_drop(b);
     return ok;
 }

@@ -155,3 +155,7 @@ uint64_t sl_gpu_buffer_size(const sl_gpu_buffer *handle) {
     gpu_drop(b);
     return size;
 }
+
+uint64_t sl_gpu_room(const sl_gpu *g) {
+    return g && g->driver->room ? g->driver->room(g->device) : 0;
+}

@@ -364,6 +364,12 @@ bool sl_ops_add_kv_slab(sl_ops *ops, void *slab, sl_error *err);
 void sl_ops_set_state(sl_ops *ops, const sl_state_layout *layout);
 bool sl_ops_add_state_slab(sl_ops *ops, void *slab, sl_error *err);
 
+/* For who looks at the bytes of KV or state blocks between steps: pull brings what steps have written to the host's
+ * memory at p, push takes what the host has written there. Both do nothing where there is one memory (or ops is NULL).
+ * From any thread, of blocks that no step uses. */
+bool sl_ops_pull(sl_ops *ops, void *p, uint64_t bytes, sl_error *err);
+bool sl_ops_push(sl_ops *ops, const void *p, uint64_t bytes, sl_error *err);
+
 /* Time spent in the last steps since reset, in nanoseconds, for --timing and bench. */
 typedef struct sl_ops_times {
     uint64_t attention, linear, router, expert_wait, expert_compute, shared, head, other;

@@ -37,13 +37,13 @@ static void gpu_ops_set_kv(sl_ops *ops, const sl_kv_layout *layout) {
     if (layout->format != o->known.kv.format || layout->head_dim != o->known.kv.head_dim)
         gpu_libraries_drop(o); /* they are for one kind */
     ops_memory_set_kv(&o->known, layout);
-    gpu_slabs_forget(&o->kv);
+    gpu_slabs_forget(o, &o->kv);
 }
 
 static bool gpu_ops_add_kv_slab(sl_ops *ops, void *slab, sl_error *err) {
     sl_ops_gpu *o = self(ops);
     return ops_memory_add_kv_slab(&o->known, slab, err) &&
-           gpu_remember(o, slab, (uint64_t)o->known.kv.blocks_per_slab * o->known.kv.block_bytes, err);
+           (o->apart || gpu_remember(o, slab, (uint64_t)o->known.kv.blocks_per_slab * o->known.kv.block_bytes, err));
 }
 
 static void gpu_ops_set_state(sl_ops *ops, const sl_state_layout *layout) {
@@ -51,13 +51,14 @@ static void gpu_ops_set_state(sl_ops *ops, const sl_state_layout *layout) {
     if (layout->key_dim != o->known.state.key_dim)
         gpu_libraries_drop(o); /* they are for one size */
     ops_memory_set_state(&o->known, layout);
-    gpu_slabs_forget(&o->state);
+    gpu_slabs_forget(o, &o->state);
 }
 
 static bool gpu_ops_add_state_slab(sl_ops *ops, void *slab, sl_error *err) {
     sl_ops_gpu *o = self(ops);
     return ops_memory_add_state_slab(&o->known, slab, err) &&
-           gpu_remember(o, slab, (uint64_t)o->known.state.blocks_per_slab * o->known.state.block_bytes, err);
+           (o->apart ||
+            gpu_remember(o, slab, (uint64_t)o->known.state.blocks_per_slab * o->known.state.block_bytes, err));
 }
 
 static void gpu_ops_set_experts(sl_ops *ops, const sl_expert_source *source) {
@@ -145,6 +146,10 @@ static uint64_t gpu_scratch_bytes_for(const sl_ops *ops, int32_t max_rows, int32
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
+static uint64_t logits_bytes(const gpu_run *r, const op *o) {
+    return (uint64_t)r->step->outs * (uint64_t)o->u.logits.head.matrix.rows * sizeof(float);
+}
+
 bool gpu_encode_op(gpu_run *r, const op *o) {
     if (!gpu_phase_begin(r, gpu_phase_of(o, r->phase)))
         return false;
@@ -170,7 +175,7 @@ bool gpu_encode_op(gpu_run *r, const op *o) {
     case OP_GATHER_OUTS:
         return gpu_run_gather(r, o);
     case OP_LOGITS:
-        return gpu_run_logits(r, o);
+        return gpu_run_logits(r, o) && gpu_pull(r, r->step->logits, logits_bytes(r, o));
     case OP_CHECKPOINT:
         if (r->step->cancelled && r->step->cancelled(r->step->user))
             return sl_fail(r->err, SL_ERR_CANCELLED, "cancelled at layer %d", o->u.checkpoint.layer);
@@ -192,16 +197,18 @@ static bool encode_all(gpu_run *r) {
 }
 
 /* Where logits go may be memory of a caller's own. */
-static bool wrap_logits(const gpu_run *r, bool on) {
+static bool wrap_logits(gpu_run *r, bool on) {
     for (size_t i = 0; i < r->p->count; i++) {
         const op *x = &r->p->list[i];
         if (x->kind != OP_LOGITS || !r->step->outs)
             continue;
-        uint64_t bytes = (uint64_t)r->step->outs * (uint64_t)x->u.logits.head.matrix.rows * sizeof(float);
-        if (!on)
+        uint64_t bytes = logits_bytes(r, x);
+        if (!on) {
+            gpu_out_end(r->o);
             gpu_forget(r->o, r->step->logits);
-        else if (!gpu_remember(r->o, r->step->logits, bytes, r->err))
+        } else if (!gpu_remember(r->o, r->step->logits, bytes, r->err) || !gpu_out_begin(r, r->step->logits, bytes)) {
             return false;
+        }
     }
     return true;
 }
@@ -272,6 +279,8 @@ static void gpu_free(sl_ops *ops) {
     sl_gpu_stream_free(o->stream);
     sl_mem_span_free(o->known.mem, o->scratch.span);
     ops_memory_clear(&o->known);
+    gpu_homes_free(o);
+    gpu_twin_free(&o->out);
     free(o->kv.entry);
     free(o->state.entry);
     free(o->formats);
@@ -296,6 +305,8 @@ static const sl_ops_table table = {
     .times_reset = gpu_times_reset,
     .set_timing = gpu_set_timing,
     .isa = gpu_isa,
+    .pull = gpu_ops_pull,
+    .push = gpu_ops_push,
     .free = gpu_free,
 };
 
@@ -308,6 +319,8 @@ sl_ops *sl_ops_gpu_new(sl_gpu *gpu, sl_mem *mem, sl_error *err) {
     o->gpu = gpu;
     o->unmapped = sl_mem_unmapped(mem);
     sl_gpu_get_info(gpu, &info);
+    o->apart = !info.unified;
+    pthread_mutex_init(&o->homes.lock, NULL);
     snprintf(o->isa, sizeof o->isa, "%s %s", info.device, info.family);
     o->stream = ops_memory_init(&o->known, mem, err) ? sl_gpu_stream_new(gpu, err) : NULL;
     if (!o->stream) {

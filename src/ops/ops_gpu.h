@@ -11,6 +11,8 @@
 #include "ops/ops_memory.h"
 #include "sluice/gpu.h"
 
+#include <pthread.h>
+
 /* Rows from which on products run on the matrix units; and how long a list may take before the step fails. */
 enum {
     GPU_EXPERTS = 2048 /* of a layer, at most */,
@@ -68,11 +70,13 @@ typedef struct gpu_slabs {
     size_t known, capacity;
 } gpu_slabs;
 
-/* A block of host memory that is wrapped. */
+/* A block of host memory that is wrapped; or, on a device with memory of its own, what stands for it there. */
 typedef struct gpu_region {
     const uint8_t *base;
     uint64_t bytes;
-    sl_gpu_buffer *buffer;
+    sl_gpu_buffer *buffer; /* the host's; NULL: kernels see the twin alone */
+    sl_gpu_buffer *twin;   /* of all the bytes, in the device's memory; NULL: none */
+    uint64_t exchanged;    /* of a twin: bytes at the beginning that buffer holds, for copies either way */
     enum {
         GPU_ALLOCATED,
         GPU_REMEMBERED,
@@ -80,6 +84,24 @@ typedef struct gpu_region {
     } kind; /* the allocator's; a caller's until it is forgotten, or
               for one list only */
 } gpu_region;
+
+/* A slab of KV or state in the device's own memory. */
+typedef struct gpu_home {
+    const uint8_t *host; /* the slab that it stands for */
+    const gpu_slabs *of;
+    uint64_t entry; /* chunk << 56 | offset */
+    bool told;      /* since the slabs were told anew */
+} gpu_home;
+
+/* Where they lie: chunks of 1, 2, 4, ... slabs, so that there are few. */
+typedef struct gpu_homes {
+    pthread_mutex_t lock; /* of what follows: pull and push come from any thread */
+    sl_gpu_buffer *chunk[SL_SLAB_COUNT];
+    int chunks;
+    uint64_t slab_bytes;
+    gpu_home *list; /* host NULL: free */
+    size_t count, capacity;
+} gpu_homes;
 
 typedef struct gpu_pipe {
     gpu_file file;
@@ -100,7 +122,11 @@ typedef struct gpu_scratch {
     uint64_t bytes;
     uint64_t epoch; /* another one when what lies in it has moved, or the source of experts is another */
     gpu_extent extent;
-    uint8_t *step;                     /* sl_step_head and its arrays */
+    /* What host and device tell each other comes first, up to `exchanged`. */
+    uint8_t *step;       /* sl_step_head and its arrays */
+    uint64_t step_bytes; /* room for it */
+    uint64_t step_used;  /* of the running step */
+    uint64_t exchanged;
     uint8_t *half, *unscale;           /* rows for the matrix units; of pairs too */
     uint8_t *partial;                  /* attention over splits */
     uint8_t *router, *chosen, *weight; /* [rows][experts], [rows][top_k] twice */
@@ -131,6 +157,10 @@ typedef struct sl_ops_gpu {
     size_t region_count, region_capacity;
     uint64_t unmapped; /* sl_mem_unmapped when regions were last looked through */
     gpu_slabs kv, state;
+    bool apart;             /* the device has memory of its own: weights, scratch, KV and state live there */
+    gpu_homes homes;        /* of KV and state */
+    gpu_region out;         /* the running step's logits, there */
+    bool step_told;         /* the running step's buffer has been copied there */
     kernel_format *formats; /* of the libraries */
     int32_t value_dim;      /* of attention whose values are a part of the keys; 0: others */
     size_t format_count, format_capacity;
@@ -160,6 +190,8 @@ typedef struct gpu_run {
 /* The bytes at p as a kernel sees them; buffer NULL: error. Memory that nobody has told of is wrapped for the list that
  * is being encoded. */
 gpu_span gpu_span_of(sl_ops_gpu *o, const void *p, uint64_t bytes, sl_error *err);
+/* The same bytes as the host sees them, pinned; buffer NULL: error. */
+gpu_span gpu_host_span(sl_ops_gpu *o, const void *p, uint64_t bytes, sl_error *err);
 /* Memory that the allocator does not know stays wrapped until gpu_forget. */
 bool gpu_remember(sl_ops_gpu *o, const void *base, uint64_t bytes, sl_error *err);
 void gpu_forget(sl_ops_gpu *o, const void *base);
@@ -171,7 +203,30 @@ void gpu_regions_free(sl_ops_gpu *o);
 /* Looks up slabs that came since the last time; false: they lie in more pieces than kernels can see, or an error. */
 bool gpu_slabs_resolve(sl_ops_gpu *o, gpu_slabs *s, uint8_t *const *slab, size_t count, uint64_t bytes,
                        const char *what, sl_error *err);
-void gpu_slabs_forget(gpu_slabs *s);
+void gpu_slabs_forget(sl_ops_gpu *o, gpu_slabs *s);
+
+/* ---- ops_gpu_apart.c: a device with memory of its own; elsewhere all of this is nothing ---- */
+
+/* The region's bytes in the device's memory, with the host's where they are weights; false: it has no twin, or an error
+ * (err->code says so). */
+bool gpu_twin_make(sl_ops_gpu *o, gpu_region *r, sl_error *err);
+void gpu_twin_free(gpu_region *r);
+/* In the list: what the host wrote at p goes to the device; what the device wrote comes to the host. */
+bool gpu_push(gpu_run *r, const void *p, uint64_t bytes);
+bool gpu_pull(gpu_run *r, const void *p, uint64_t bytes);
+/* The place of a slab; a new one has the bytes of the host's. */
+bool gpu_home_of(sl_ops_gpu *o, const gpu_slabs *s, const uint8_t *slab, uint64_t slab_bytes, uint64_t *entry,
+                 sl_error *err);
+/* The slabs are told anew; those not asked for since go. */
+void gpu_homes_retell(sl_ops_gpu *o, const gpu_slabs *s);
+void gpu_homes_sweep(sl_ops_gpu *o, const gpu_slabs *s);
+void gpu_homes_free(sl_ops_gpu *o);
+/* Where logits go, in the device's memory, for the step. */
+bool gpu_out_begin(gpu_run *r, const float *logits, uint64_t bytes);
+void gpu_out_end(sl_ops_gpu *o);
+/* ops.h: sl_ops_pull, sl_ops_push */
+bool gpu_ops_pull(sl_ops *ops, void *p, uint64_t bytes, sl_error *err);
+bool gpu_ops_push(sl_ops *ops, const void *p, uint64_t bytes, sl_error *err);
 
 static inline uint8_t *gpu_at(const sl_ops_gpu *o, sl_buffer b, uint64_t offset) {
     return o->known.buffers[b].base + offset;

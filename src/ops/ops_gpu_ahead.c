@@ -141,7 +141,7 @@ static bool show_resident(ahead *a, const sl_moe *m, int32_t index) {
             return false;
     *known = now;
     a->r->o->times.gpu_tables++;
-    return true;
+    return !a->peek.all_resident || gpu_push(a->r, table_at(a, index), gpu_table_bytes(m));
 }
 
 /* Does the layer's first table show the expert? Where all are in memory nobody asks for others. */
@@ -170,20 +170,43 @@ static bool encode_meeting(ahead *a, uint64_t tick) {
            sl_gpu_encode_wait(o->list, o->delivered, tick, a->r->err);
 }
 
-static bool encode_moe(ahead *a, const op *o, int32_t index) {
+/* The table as the host has left it when the list comes here. */
+static bool tell_table(ahead *a, const gpu_moe *x, int32_t table) {
+    return gpu_push(a->r, table_at(a, table), gpu_table_bytes(x->m));
+}
+
+/* What was chosen goes to the host at once, where it has to follow. */
+static bool encode_routing(ahead *a, gpu_moe *x, int32_t index, uint64_t tick) {
     sl_ops_gpu *g = a->r->o;
+    if (!gpu_phase_begin(a->r, GPU_PHASE_ROUTER) || !gpu_moe_route(x))
+        return false;
+    return a->peek.all_resident ||
+           (gpu_pull(a->r, x->chosen, (uint64_t)x->rows * (uint64_t)x->m->top_k * sizeof(int32_t)) &&
+            sl_gpu_encode_signal(g->list, g->routed, tick, a->r->err) && tell_table(a, x, index));
+}
+
+static bool encode_second(ahead *a, gpu_moe *x, uint64_t tick) {
+    gpu_pass second;
+    return a->peek.all_resident || (encode_meeting(a, tick) && tell_table(a, x, TABLE_SECOND) &&
+                                    make_pass(a, x, TABLE_SECOND, &second) && gpu_pass_encode(&second));
+}
+
+static bool encode_moe(ahead *a, const op *o, int32_t index) {
     gpu_moe x = moe_at(a, o, index);
-    gpu_pass first, second;
+    gpu_pass first;
     uint64_t tick = a->first_tick + (uint64_t)index;
-    bool all = a->peek.all_resident;
-    if (!gpu_phase_begin(a->r, GPU_PHASE_ROUTER) || !gpu_moe_route(&x) ||
-        (!all && !sl_gpu_encode_signal(g->list, g->routed, tick, a->r->err)) ||
-        (has_weight(&x.m->shared[SL_PROJ_GATE]) && !gpu_moe_shared(&x)) || !make_pass(a, &x, index, &first) ||
-        !gpu_pass_encode(&first))
+    return encode_routing(a, &x, index, tick) && (!has_weight(&x.m->shared[SL_PROJ_GATE]) || gpu_moe_shared(&x)) &&
+           make_pass(a, &x, index, &first) && gpu_pass_encode(&first) && encode_second(a, &x, tick) &&
+           gpu_moe_combine(&x);
+}
+
+/* What the host looks at when the step is over. */
+static bool encode_results(ahead *a) {
+    const gpu_scratch *s = &a->r->o->scratch;
+    uint64_t places = (uint64_t)a->layers * GPU_MATMUL_ROWS;
+    if (a->peek.all_resident && !gpu_pull(a->r, s->chosen_ahead, places * (uint64_t)s->extent.top_k * sizeof(int32_t)))
         return false;
-    if (!all && (!encode_meeting(a, tick) || !make_pass(a, &x, TABLE_SECOND, &second) || !gpu_pass_encode(&second)))
-        return false;
-    return gpu_moe_combine(&x);
+    return gpu_pull(a->r, s->status_ahead, places * sizeof(int32_t));
 }
 
 static bool encode_step(ahead *a) {
@@ -196,7 +219,7 @@ static bool encode_step(ahead *a) {
         if (!(x->kind == OP_MOE ? encode_moe(a, x, index++) : gpu_encode_op(a->r, x)))
             return false;
     }
-    return true;
+    return encode_results(a);
 }
 
 /* ---- following --------------------------------------------------------------------------------------------------- */

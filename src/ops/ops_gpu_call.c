@@ -13,8 +13,8 @@ void gpu_call_bind(gpu_call *c, int slot, const void *p, uint64_t bytes) {
     const gpu_scratch *m = &c->r->o->scratch;
     if (!c->pipeline)
         return;
-    gpu_span s = p ? gpu_span_of(c->r->o, p, bytes, c->r->err)
-                   : gpu_span_of(c->r->o, m->step, (uint64_t)(m->half - m->step), c->r->err);
+    gpu_span s =
+        p ? gpu_span_of(c->r->o, p, bytes, c->r->err) : gpu_span_of(c->r->o, m->step, m->step_bytes, c->r->err);
     if (!s.buffer) {
         c->pipeline = NULL;
         return;
@@ -46,11 +46,21 @@ void gpu_call_weight(gpu_call *c, int slot, const sl_weight *w) {
     }
 }
 
+/* In whole steps of 4 KiB, so that lists of token after token are the same. */
+static bool tell_step(gpu_run *r) {
+    const gpu_scratch *m = &r->o->scratch;
+    uint64_t bytes = sl_round_up(m->step_used, 4096);
+    if (r->o->step_told)
+        return true;
+    r->o->step_told = true;
+    return gpu_push(r, m->step, bytes < m->step_bytes ? bytes : m->step_bytes);
+}
+
 bool gpu_list_begin(gpu_run *r) {
     if (r->o->list)
         return true;
     r->o->list = sl_gpu_begin(r->o->stream, "step", r->err);
-    return r->o->list && gpu_phase_mark(r);
+    return r->o->list && gpu_phase_mark(r) && tell_step(r);
 }
 
 bool gpu_call_end(gpu_call *c, uint32_t x, uint32_t y, uint32_t z, uint32_t threads) {

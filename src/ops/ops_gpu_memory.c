@@ -5,6 +5,7 @@
 
 static void drop(sl_ops_gpu *o, size_t i) {
     sl_gpu_buffer_free(o->regions[i].buffer);
+    gpu_twin_free(&o->regions[i]);
     o->regions[i] = o->regions[--o->region_count];
 }
 
@@ -13,8 +14,8 @@ void gpu_regions_refresh(sl_ops_gpu *o) {
     if (unmapped == o->unmapped)
         return;
     o->unmapped = unmapped;
-    gpu_slabs_forget(&o->kv);
-    gpu_slabs_forget(&o->state);
+    gpu_slabs_forget(o, &o->kv);
+    gpu_slabs_forget(o, &o->state);
     for (size_t i = o->region_count; i-- > 0;)
         if (o->regions[i].kind == GPU_ALLOCATED)
             drop(o, i);
@@ -34,15 +35,24 @@ static gpu_region *find(const sl_ops_gpu *o, const uint8_t *p) {
     return NULL;
 }
 
+/* The host's memory is not wrapped where the device has all of it. */
+static bool wrap(sl_ops_gpu *o, gpu_region *r, sl_error *err) {
+    uint64_t bytes = r->twin ? r->exchanged : r->bytes;
+    r->buffer = bytes ? sl_gpu_wrap(o->gpu, (void *)(uintptr_t)r->base, bytes, err) : NULL;
+    return !bytes || r->buffer;
+}
+
 static gpu_region *add(sl_ops_gpu *o, const void *base, uint64_t bytes, int kind, sl_error *err) {
     void *list = o->regions;
     if (!sl_grow(&list, &o->region_capacity, o->region_count + 1, sizeof *o->regions))
         return sl_fail_null(err, SL_ERR_MEMORY, "out of memory");
     o->regions = list;
-    sl_gpu_buffer *b = sl_gpu_wrap(o->gpu, (void *)(uintptr_t)base, bytes, err);
-    if (!b)
+    gpu_region r = {.base = base, .bytes = bytes, .kind = kind};
+    if ((kind == GPU_ALLOCATED && !gpu_twin_make(o, &r, err)) || !wrap(o, &r, err)) {
+        gpu_twin_free(&r);
         return NULL;
-    o->regions[o->region_count] = (gpu_region){base, bytes, b, kind};
+    }
+    o->regions[o->region_count] = r;
     return &o->regions[o->region_count++];
 }
 
@@ -66,29 +76,47 @@ void gpu_forget_passing(sl_ops_gpu *o) {
             drop(o, i);
 }
 
-gpu_span gpu_span_of(sl_ops_gpu *o, const void *p, uint64_t bytes, sl_error *err) {
+static gpu_region *region_of(sl_ops_gpu *o, const void *p, uint64_t bytes, sl_error *err) {
     void *base;
     uint64_t size;
     gpu_region *r = find(o, p);
     if (!r)
         r = sl_mem_find(o->known.mem, p, &base, &size) ? add(o, base, size, GPU_ALLOCATED, err)
                                                        : add(o, p, bytes, GPU_PASSING, err);
+    return r;
+}
+
+static gpu_span part_of(sl_gpu_buffer *buffer, uint64_t all, uint64_t offset, uint64_t bytes, sl_error *err) {
+    if (offset <= all && bytes <= all - offset)
+        return (gpu_span){buffer, offset, bytes};
+    sl_fail(err, SL_ERR_ARGUMENT, "%llu bytes at offset %llu of a block of %llu", (unsigned long long)bytes,
+            (unsigned long long)offset, (unsigned long long)all);
+    return (gpu_span){0};
+}
+
+gpu_span gpu_span_of(sl_ops_gpu *o, const void *p, uint64_t bytes, sl_error *err) {
+    const gpu_region *out = &o->out;
+    if (out->base && (uintptr_t)p - (uintptr_t)out->base < out->bytes)
+        return part_of(out->twin, out->bytes, (uint64_t)((const uint8_t *)p - out->base), bytes, err);
+    const gpu_region *r = region_of(o, p, bytes, err);
     if (!r)
         return (gpu_span){0};
-    uint64_t offset = (uint64_t)((const uint8_t *)p - r->base);
-    if (bytes > r->bytes - offset) {
-        sl_fail(err, SL_ERR_ARGUMENT, "%llu bytes at offset %llu of a block of %llu", (unsigned long long)bytes,
-                (unsigned long long)offset, (unsigned long long)r->bytes);
+    return part_of(r->twin ? r->twin : r->buffer, r->bytes, (uint64_t)((const uint8_t *)p - r->base), bytes, err);
+}
+
+gpu_span gpu_host_span(sl_ops_gpu *o, const void *p, uint64_t bytes, sl_error *err) {
+    const gpu_region *r = region_of(o, p, bytes, err);
+    if (!r)
         return (gpu_span){0};
-    }
-    return (gpu_span){r->buffer, offset, bytes};
+    return part_of(r->buffer, r->twin ? r->exchanged : r->bytes, (uint64_t)((const uint8_t *)p - r->base), bytes, err);
 }
 
 /* ---- slabs ------------------------------------------------------------------------------------------------------- */
 
-void gpu_slabs_forget(gpu_slabs *s) {
+void gpu_slabs_forget(sl_ops_gpu *o, gpu_slabs *s) {
     s->known = 0;
     s->pieces = 0;
+    gpu_homes_retell(o, s);
 }
 
 static int piece_of(gpu_slabs *s, const gpu_span *slab) {
@@ -101,14 +129,31 @@ static int piece_of(gpu_slabs *s, const gpu_span *slab) {
     return s->pieces++;
 }
 
+/* On a device with memory of its own: all chunks are pieces. */
+static bool resolve_homes(sl_ops_gpu *o, gpu_slabs *s, uint8_t *const *slab, size_t count, uint64_t bytes,
+                          sl_error *err) {
+    bool changed = s->known < count || s->pieces != o->homes.chunks;
+    for (; s->known < count; s->known++)
+        if (!gpu_home_of(o, s, slab[s->known], bytes, &s->entry[s->known], err))
+            return false;
+    for (int i = 0; i < o->homes.chunks; i++)
+        s->piece[i] = (gpu_span){o->homes.chunk[i], 0, sl_gpu_buffer_size(o->homes.chunk[i])};
+    s->pieces = o->homes.chunks;
+    if (changed)
+        gpu_homes_sweep(o, s);
+    return true;
+}
+
 bool gpu_slabs_resolve(sl_ops_gpu *o, gpu_slabs *s, uint8_t *const *slab, size_t count, uint64_t bytes,
                        const char *what, sl_error *err) {
     void *list = s->entry;
     if (s->known > count) /* they were told anew */
-        gpu_slabs_forget(s);
+        gpu_slabs_forget(o, s);
     if (!sl_grow(&list, &s->capacity, count, sizeof *s->entry))
         return sl_fail(err, SL_ERR_MEMORY, "out of memory");
     s->entry = list;
+    if (o->apart)
+        return resolve_homes(o, s, slab, count, bytes, err);
     for (; s->known < count; s->known++) {
         gpu_span at = gpu_span_of(o, slab[s->known], bytes, err);
         int piece = at.buffer ? piece_of(s, &at) : 0;

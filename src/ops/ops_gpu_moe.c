@@ -127,7 +127,8 @@ static bool compute(gpu_moe *x, const sl_expert_view *views, int n) {
         int first = i;
         while (i < n && gpu_pass_enter(&p, &views[i], &full))
             i++;
-        if ((i < n && !full) || i == first || !gpu_pass_encode(&p) || !gpu_finish(x->r))
+        if ((i < n && !full) || i == first || !gpu_push(x->r, s->table, gpu_table_bytes(x->m)) ||
+            !gpu_pass_encode(&p) || !gpu_finish(x->r))
             return i == first && full
                        ? sl_fail(x->r->err, SL_ERR_UNSUPPORTED, "an expert in more than %d blocks", SL_SLAB_COUNT)
                        : false;
@@ -268,11 +269,12 @@ bool gpu_run_moe(gpu_run *r, const op *o) {
     gpu_moe x = gpu_moe_of(r, o);
     int32_t ids[GPU_EXPERTS];
     uint64_t t0 = sl_now_ns();
-    if (!gpu_moe_route(&x) || !gpu_finish(r) || !gpu_check_combined(r))
+    if (!gpu_moe_route(&x) || !gpu_pull(r, x.chosen, pair_count(&x) * sizeof(int32_t)) || !gpu_finish(r) ||
+        !gpu_check_combined(r))
         return false;
     r->o->times.router += sl_now_ns() - t0;
     int32_t n = gpu_moe_wanted(&x, ids);
     if (n <= 0) /* 0: every row has failed before */
         return n == 0;
-    return iterate(&x, ids, n) && gpu_moe_combine(&x);
+    return iterate(&x, ids, n) && gpu_moe_combine(&x) && gpu_pull(r, x.status, (uint64_t)x.rows * sizeof(int32_t));
 }

@@ -12,7 +12,7 @@ static uint32_t outs_bit(bool outs) {
 
 void gpu_bind_step(gpu_call *c, int slot) {
     const gpu_scratch *m = &c->r->o->scratch;
-    gpu_call_bind(c, slot, m->step, (uint64_t)(m->half - m->step));
+    gpu_call_bind(c, slot, m->step, m->step_bytes);
 }
 
 static kernel_format format_of(gpu_run *r, const sl_weight *w) {

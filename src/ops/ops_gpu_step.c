@@ -132,7 +132,7 @@ bool gpu_step_fill(gpu_run *r) {
     if (!find_slabs(r))
         return false;
     /* seq_count may exceed rows: sequences that take no part have no pages here */
-    if (gpu_step_bytes(sl_max_i64(s->rows, s->seq_count), all_pages(r), all_states(r)) > (uint64_t)(m->half - m->step))
+    if (gpu_step_bytes(sl_max_i64(s->rows, s->seq_count), all_pages(r), all_states(r)) > m->step_bytes)
         return sl_fail(r->err, SL_ERR_ARGUMENT, "a step of %d rows over %lld KV pages is larger than its buffer",
                        s->rows, (long long)all_pages(r));
     sl_step_head head = {.rows = s->rows, .outs = s->outs, .seqs = s->seq_count};
@@ -145,5 +145,7 @@ bool gpu_step_fill(gpu_run *r) {
     put_runs(&w, r, &head);
     put_blocks(&w, s, &head);
     memcpy(m->step, &head, sizeof head);
+    m->step_used = (uint64_t)w.at * sizeof(int32_t);
+    r->o->step_told = false;
     return true;
 }

@@ -432,6 +432,14 @@ void sl_ops_set_state(sl_ops *o, const sl_state_layout *layout) {
     o->table->set_state(o, layout);
 }
 
+bool sl_ops_pull(sl_ops *ops, void *p, uint64_t bytes, sl_error *err) {
+    return !ops || !ops->table->pull || ops->table->pull(ops, p, bytes, err);
+}
+
+bool sl_ops_push(sl_ops *ops, const void *p, uint64_t bytes, sl_error *err) {
+    return !ops || !ops->table->push || ops->table->push(ops, p, bytes, err);
+}
+
 bool sl_ops_add_state_slab(sl_ops *o, void *slab, sl_error *err) {
     return o->table->add_state_slab(o, slab, err);
 }

@@ -95,6 +95,8 @@ typedef struct sl_ops_table {
     void (*times_reset)(sl_ops *ops);
     void (*set_timing)(sl_ops *ops, bool on); /* NULL: nothing to switch */
     const char *(*isa)(const sl_ops *ops);
+    bool (*pull)(sl_ops *ops, void *p, uint64_t bytes, sl_error *err); /* NULL: the host sees all there is */
+    bool (*push)(sl_ops *ops, const void *p, uint64_t bytes, sl_error *err);
     void (*free)(sl_ops *ops);
 } sl_ops_table;
 

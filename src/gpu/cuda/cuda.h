@@ -295,6 +295,7 @@ bool cuda_wrap(gpu_device *d, void *host, uint64_t bytes, gpu_memory *out, sl_er
 void cuda_free(gpu_device *d, gpu_memory *m);
 bool cuda_read(gpu_device *d, gpu_memory *m, uint64_t offset, void *to, uint64_t bytes, sl_error *err);
 bool cuda_write(gpu_device *d, gpu_memory *m, uint64_t offset, const void *from, uint64_t bytes, sl_error *err);
+uint64_t cuda_room(gpu_device *d);
 bool cuda_device_bytes(gpu_device *d, uint64_t bytes, cuda_address *out, sl_error *err);
 void cuda_device_free(gpu_device *d, cuda_address at);
 

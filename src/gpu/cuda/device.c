@@ -245,6 +245,7 @@ const gpu_driver gpu_driver_cuda = {
     .free = cuda_free,
     .read = cuda_read,
     .write = cuda_write,
+    .room = cuda_room,
     .stream_new = cuda_stream_new,
     .stream_free = cuda_stream_free,
     .event_new = cuda_event_new,

@@ -103,6 +103,15 @@ void cuda_free(gpu_device *d, gpu_memory *memory) {
     *memory = (gpu_memory){0};
 }
 
+uint64_t cuda_room(gpu_device *d) {
+    size_t left = 0, total = 0;
+    if (!cuda_enter(d, NULL))
+        return 0;
+    bool ok = cuda_check(d, d->api.memory_info(&left, &total), NULL, "free memory of the GPU");
+    cuda_leave(d);
+    return ok ? left : 0;
+}
+
 /* ---- copies of the host's ------------------------------------------------------------------------------------------
  */
 

@@ -63,7 +63,9 @@ static void make_state(delta_twin *t, const delta_case *c) {
 
 const float *delta_state_of(const delta_twin *t, int32_t seq) {
     int32_t b = t->blocks[seq][LAYER], per = t->state.blocks_per_slab;
-    return (const float *)(const void *)(t->slabs[b / per] + (uint64_t)(b % per) * t->state.block_bytes);
+    uint8_t *at = t->slabs[b / per] + (uint64_t)(b % per) * t->state.block_bytes;
+    assert_true(sl_ops_pull(t->g.ops, at, t->state.used_bytes, NULL));
+    return (const float *)(const void *)at;
 }
 
 static float *values_of(const delta_twin *t, const sl_weight *w) {

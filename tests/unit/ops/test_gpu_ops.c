@@ -331,6 +331,13 @@ static void kv_in_too_many_pieces_is_said(void **state) {
     if (!open_rig(&t.g, true, true))
         skip();
     make_attention(&t, &c);
+    sl_gpu_info info = {.size = sizeof info};
+    sl_gpu_get_info(t.g.gpu, &info);
+    if (!info.unified) { /* there the pieces are the device's own, and few */
+        assert_true(run_attention(&t, &c, &err));
+        close_attention(&t);
+        return;
+    }
     assert_false(run_attention(&t, &c, &err));
     assert_int_equal(err.code, SL_ERR_UNSUPPORTED);
     assert_string_equal(err.message, "KV in more than 16 pieces of memory, which is what kernels can see");

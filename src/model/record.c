@@ -49,6 +49,20 @@ static void record_layer(const sl_model *m, const recorder *r, int32_t layer) {
     l->ffn->record(m, r, layer);
 }
 
+bool model_accepted(const sl_model *m, const sl_ops *ops, sl_error *err) {
+    const sl_model_config *c = &m->config;
+    for (int32_t l = 0; l < c->layers; l++) {
+        const model_layer *layer = &m->layers[l];
+        bool recurs = layer->mixer == &block_delta, latent = layer->mixer == &block_mla;
+        sl_attention a = {.layer = layer->mixer_index, .head_dim = c->head_dim, .value_dim = latent ? c->kv_lora : 0};
+        sl_delta delta = recurs ? block_delta_op(m, l) : (sl_delta){0};
+        sl_moe moe = layer->moe ? block_moe_op(m, l) : (sl_moe){0};
+        if (!sl_ops_accepts(ops, recurs ? NULL : &a, layer->moe ? &moe : NULL, recurs ? &delta : NULL, err))
+            return sl_fail_prefix(err, "%s", sl_ckpt_path(m->ckpt));
+    }
+    return true;
+}
+
 bool model_record(sl_model *m, int32_t max_rows, int32_t max_outs, sl_error *err) {
     m->scratch = sl_ops_scratch(m->ops, model_view_bytes(m, max_rows, max_outs), err);
     if (!m->scratch)

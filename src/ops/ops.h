@@ -342,6 +342,8 @@ sl_buffer sl_ops_scratch(sl_ops *ops, uint64_t bytes, sl_error *err);
  * attention, delta); moe, delta NULL: the program has none. */
 uint64_t sl_ops_scratch_bytes(const sl_ops *ops, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
                               int32_t heads, int32_t head_dim, const sl_delta *delta);
+/* Can such operations be recorded? Asked before anything is loaded: only their sizes count. NULL: there is none. */
+bool sl_ops_accepts(const sl_ops *ops, const sl_attention *a, const sl_moe *moe, const sl_delta *delta, sl_error *err);
 void sl_ops_set_experts(sl_ops *ops, const sl_expert_source *source);
 
 /* Looks at the mixture of experts while it runs: which experts rows chose, and what these are multiplied with. Called

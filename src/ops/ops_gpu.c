@@ -77,11 +77,20 @@ static bool add_weight(sl_ops_gpu *o, const sl_weight *w, sl_error *err) {
     return gpu_format_add(o, &w->matrix, part, err);
 }
 
+/* The sizes that kernels are made for. */
+static bool accepts(const sl_attention *a, const sl_moe *m, const sl_delta *d, sl_error *err) {
+    if (a && (a->head_dim % 4 != 0 || a->value_dim % 4 != 0 || a->head_dim > SL_ATTENTION_DIM_MAX))
+        return sl_fail(err, SL_ERR_UNSUPPORTED,
+                       "attention layer %d: heads of %d, values of %d on a GPU: multiples of 4 up to %d expected",
+                       a->layer, a->head_dim, a->value_dim ? a->value_dim : a->head_dim, SL_ATTENTION_DIM_MAX);
+    if (m && m->experts > GPU_EXPERTS)
+        return sl_fail(err, SL_ERR_UNSUPPORTED, "MoE layer %d: %d experts on a GPU: at most %d expected", m->layer,
+                       m->experts, GPU_EXPERTS);
+    return !d || gpu_check_delta(d, err);
+}
+
 static bool add_moe(sl_ops_gpu *o, const sl_moe *m, sl_error *err) {
-    if (m->experts > GPU_EXPERTS)
-        return sl_fail(err, SL_ERR_UNSUPPORTED, "MoE layer %d: %d experts, at most %d expected", m->layer, m->experts,
-                       GPU_EXPERTS);
-    bool ok = add_weight(o, &m->router, err) && add_weight(o, &m->shared_gate, err);
+    bool ok = accepts(NULL, m, NULL, err) && add_weight(o, &m->router, err) && add_weight(o, &m->shared_gate, err);
     for (int i = 0; ok && i < SL_PROJ_COUNT; i++) {
         sl_matrix proj = gpu_moe_matrix(m, i);
         ok = add_weight(o, &m->shared[i], err) && gpu_format_add(o, &proj, NULL, err);
@@ -89,12 +98,9 @@ static bool add_moe(sl_ops_gpu *o, const sl_moe *m, sl_error *err) {
     return ok;
 }
 
-/* The sizes that attention's kernels are made for. */
 static bool add_attention(sl_ops_gpu *o, const sl_attention *a, sl_error *err) {
-    if (a->head_dim % 4 != 0 || a->value_dim % 4 != 0 || a->head_dim > SL_ATTENTION_DIM_MAX)
-        return sl_fail(err, SL_ERR_UNSUPPORTED,
-                       "attention layer %d: heads of %d, values of %d on a GPU: multiples of 4 up to %d expected",
-                       a->layer, a->head_dim, a->value_dim ? a->value_dim : a->head_dim, SL_ATTENTION_DIM_MAX);
+    if (!accepts(a, NULL, NULL, err))
+        return false;
     if (a->value_dim != o->value_dim)
         gpu_libraries_drop(o); /* they are for one kind */
     o->value_dim = a->value_dim;
@@ -119,7 +125,7 @@ static bool add_op(sl_ops_gpu *o, const op *x, sl_error *err) {
     case OP_ATTENTION:
         return add_attention(o, &x->u.attention.a, err);
     case OP_DELTA:
-        return gpu_check_delta(&x->u.delta.d, err);
+        return accepts(NULL, NULL, &x->u.delta.d, err);
     case OP_HEAD_LINEAR:
         return add_weight(o, &x->u.head_linear.weight, err);
     default:
@@ -296,6 +302,7 @@ static const sl_ops_table table = {
     .unwrap = gpu_ops_unwrap,
     .scratch = gpu_ops_scratch,
     .scratch_bytes = gpu_scratch_bytes_for,
+    .accepts = accepts,
     .set_experts = gpu_ops_set_experts,
     .set_kv = gpu_ops_set_kv,
     .add_kv_slab = gpu_ops_add_kv_slab,

@@ -409,6 +409,10 @@ uint64_t sl_ops_scratch_bytes(const sl_ops *o, int32_t max_rows, int32_t hidden,
     return o->table->scratch_bytes(o, max_rows, hidden, widest, moe, heads, head_dim, delta);
 }
 
+bool sl_ops_accepts(const sl_ops *o, const sl_attention *a, const sl_moe *moe, const sl_delta *delta, sl_error *err) {
+    return !o->table->accepts || o->table->accepts(a, moe, delta, err);
+}
+
 void sl_ops_set_experts(sl_ops *o, const sl_expert_source *source) {
     o->table->set_experts(o, source);
 }

@@ -85,6 +85,8 @@ typedef struct sl_ops_table {
     sl_buffer (*scratch)(sl_ops *ops, uint64_t bytes, sl_error *err);
     uint64_t (*scratch_bytes)(const sl_ops *ops, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
                               int32_t heads, int32_t head_dim, const sl_delta *delta);
+    /* NULL: all of them */
+    bool (*accepts)(const sl_attention *a, const sl_moe *moe, const sl_delta *delta, sl_error *err);
     void (*set_experts)(sl_ops *ops, const sl_expert_source *source);
     void (*watch_moe)(sl_ops *ops, const sl_moe_watch *watch); /* NULL: cannot be watched */
     void (*set_kv)(sl_ops *ops, const sl_kv_layout *layout);

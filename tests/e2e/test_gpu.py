@@ -2,7 +2,10 @@
 
 import json
 import os
+import shutil
+import struct
 
+import numpy as np
 import pytest
 
 PROMPT = "The sea is"
@@ -111,3 +114,36 @@ def test_guesses_of_experts_are_the_cpus(run, model):
     """A device is given a token's work before anybody could guess."""
     done = run("run", model, PROMPT, "--device", "soft", "--prefetch", "router", check=False)
     assert done.returncode != 0 and "prefetch router" in done.stderr and done.stderr.count("\n") == 1
+
+
+def heads_of(repo, path, dim):
+    """A checkpoint of bf16 whose heads are cut, or repeated, to another size."""
+    shutil.copytree(repo / "tests/golden/arch/qwen3_moe-fused", path)
+    config = json.loads((path / "config.json").read_text())
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"], "v_proj": config["num_key_value_heads"]}
+    heads |= {"o_proj": config["num_attention_heads"], "q_norm": 1, "k_norm": 1}
+    config["head_dim"] = dim
+    (path / "config.json").write_text(json.dumps(config))
+    raw = (path / "model.safetensors").read_bytes()
+    (size,) = struct.unpack("<Q", raw[:8])
+    header, data, out = json.loads(raw[8 : 8 + size]), raw[8 + size :], b""
+    for name, t in header.items():
+        kind = next((k for k in heads if k in name), None)
+        if name == "__metadata__":
+            continue
+        bits = np.frombuffer(data[slice(*t["data_offsets"])], "<u2" if t["dtype"] == "BF16" else "<u4").reshape(t["shape"])
+        if kind:
+            axis = int(kind == "o_proj")
+            bits = np.take(bits, np.arange(heads[kind] * dim) % bits.shape[axis], axis=axis)
+        t |= {"shape": list(bits.shape), "data_offsets": [len(out), len(out) + bits.nbytes]}
+        out += np.ascontiguousarray(bits).tobytes()
+    text = json.dumps(header).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + out)
+    return path
+
+
+def test_heads_that_kernels_are_not_made_for_are_named_before_anything_is_read(run, repo, tmp_path):
+    path = heads_of(repo, tmp_path / "odd", 18)
+    done = run("run", path, PROMPT, "--raw", "--device", "soft", check=False)
+    assert done.returncode != 0 and done.stderr.count("\n") == 1
+    assert str(path) in done.stderr and "heads of 18" in done.stderr and "multiples of 4 up to 576" in done.stderr

@@ -26,6 +26,10 @@
 /* matvec family: rows of W per threadgroup, threads. */
 #define SL_MATVEC_ROWS    8
 #define SL_MATVEC_THREADS 64
+/* few family: rows of a tile, columns of a chunk, threads. */
+#define SL_FEW_ROWS    16
+#define SL_FEW_COLS    256
+#define SL_FEW_THREADS 128
 /* heads_turned: units of columns per threadgroup, threads. */
 #define SL_TURNED_UNITS   16
 #define SL_TURNED_THREADS 128

@@ -1,6 +1,7 @@
 #include "ops/kernels.h"
 
 #include "gpu/texts.h"
+#include "kernels/args.h"
 #include "quant/quant_grids.h"
 
 #include <ctype.h>
@@ -46,6 +47,22 @@ static bool sides_aligned(const sl_matrix *m, const uint64_t address[3]) {
     return address[1] % bytes == 0 && address[2] % bytes == 0;
 }
 
+/* Formats of few.metal: what a row's bytes are a multiple of. */
+static const int few_aligns[SL_FORMAT_COUNT] = {
+    [SL_AFFINE4] = 16, [SL_Q4_0] = 16, [SL_Q4_K] = 16, [SL_MXFP4] = 8, [SL_MXFP4_SPLIT] = 16};
+enum { FEW_SIDE_ALIGN = 8 };
+
+static bool has_few(const sl_matrix *m, const uint64_t address[3]) {
+    int align = few_aligns[m->format];
+    if (!align || m->rows % SL_FEW_ROWS || m->cols % SL_FEW_COLS || (address[0] | m->row_bytes[0]) % (uint64_t)align)
+        return false;
+    if (m->format == SL_AFFINE4 && (m->group != 64 || (m->side != SL_F16 && m->side != SL_BF16)))
+        return false;
+    uint64_t sides = m->row_bytes[1] ? address[1] | m->row_bytes[1] : 0;
+    sides |= m->row_bytes[2] ? address[2] | m->row_bytes[2] : 0;
+    return sides % FEW_SIDE_ALIGN == 0;
+}
+
 bool kernel_format_has(sl_format_id f) {
     return variants[f] != NULL;
 }
@@ -61,11 +78,16 @@ kernel_format kernel_format_of(const sl_matrix *m, const uint64_t address[3]) {
     while (bits % (uint64_t)*a)
         a++;
     f.align = has_side(m) && !sides_aligned(m, address) ? 1 : *a;
+    f.few = has_few(m, address);
     return f;
 }
 
 void kernel_entry(char *out, size_t size, const char *kernel, const kernel_format *f) {
     snprintf(out, size, "%s_%s_a%d", kernel, f->name, f->align);
+}
+
+void kernel_few_entry(char *out, size_t size, const char *kernel, const kernel_format *f) {
+    snprintf(out, size, "%s_%s", kernel, f->name);
 }
 
 /* ---- source ------------------------------------------------------------------------------------------------------ */
@@ -156,6 +178,20 @@ static void put_grids(sl_buf *out, const kernel_format *formats, size_t n) {
     }
 }
 
+/* The formats' names that few.metal knows, each once. */
+static void put_few_formats(sl_buf *out, const kernel_format *formats, size_t n) {
+    static const char *const known[] = {"affine4_f16", "affine4_bf16", "q4_0", "q4_k", "mxfp4", "mxfp4_split"};
+    sl_buf_puts(out, "#define SL_FEW_FORMATS(X)");
+    for (size_t i = 0; i < SL_COUNT(known); i++) {
+        size_t k = 0;
+        while (k < n && strcmp(formats[k].name, known[i]) != 0)
+            k++;
+        if (k < n)
+            sl_buf_printf(out, " X(%s)", known[i]);
+    }
+    sl_buf_puts(out, "\n");
+}
+
 char *kernel_source(const char *file, const kernel_format *formats, size_t n, size_t *size, sl_error *err) {
     source s = {.err = err};
     if (n) {
@@ -163,6 +199,7 @@ char *kernel_source(const char *file, const kernel_format *formats, size_t n, si
         for (size_t i = 0; i < n; i++)
             sl_buf_printf(&s.out, " X(%s, %d)", formats[i].name, formats[i].align);
         sl_buf_puts(&s.out, "\n");
+        put_few_formats(&s.out, formats, n);
     }
     put_grids(&s.out, formats, n);
     bool ok = put_file(&s, file, 0);

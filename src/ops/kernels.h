@@ -10,6 +10,7 @@
 typedef struct kernel_format {
     char name[24];
     int align; /* all addresses of a row's bytes are multiples of it: 16, 4, 2, 1 */
+    bool few;  /* few.metal has it too, for this shape at these addresses */
 } kernel_format;
 
 /* Are there kernels for this format? */
@@ -21,6 +22,9 @@ kernel_format kernel_format_of(const sl_matrix *m, const uint64_t address[3]);
 
 /* "matvec", {"q4_k", 16} -> "matvec_q4_k_a16" */
 void kernel_entry(char *out, size_t size, const char *kernel, const kernel_format *f);
+
+/* "few_gate_up", {"q4_k"} -> "few_gate_up_q4_k" */
+void kernel_few_entry(char *out, size_t size, const char *kernel, const kernel_format *f);
 
 /* Text of src/kernels/<file> with what it includes of that folder in place, so that it compiles without include paths;
  * instantiated for the given formats only (n 0: for all). Allocated; NULL on error. */

@@ -17,6 +17,7 @@
 enum {
     GPU_EXPERTS = 2048 /* of a layer, at most */,
     GPU_MATMUL_ROWS = 16,
+    GPU_FEW_GROUPS = 396 /* threadgroups of few.metal: three to a multiprocessor of an H200 */,
     GPU_DELTA_KEY = 256 /* largest key_dim of a delta layer */,
     GPU_CHUNK_KEY = 128 /* largest of one that takes many rows by chunks: what threadgroup memory holds */,
     GPU_CHUNK_ROWS = 16 /* rows of a sequence from which on it does */,
@@ -36,6 +37,7 @@ typedef enum gpu_file {
     GPU_HEADS,
     GPU_MOE,
     GPU_EXPERT,
+    GPU_FEW, /* instead of GPU_MATVEC and GPU_EXPERT, where the device has it and the matrix fits */
     GPU_DELTA,
     GPU_DELTA_CHUNK,
     GPU_FILES
@@ -171,6 +173,8 @@ typedef struct sl_ops_gpu {
     sl_ops_times times;
     sl_gpu_span *spans; /* NULL: phases are not told apart */
     uint64_t phase_ns[GPU_PHASES];
+    bool few;      /* few.metal is used */
+    int few_panel; /* its SL_FEW_PANEL */
     char isa[64];
 } sl_ops_gpu;
 
@@ -233,6 +237,9 @@ static inline uint8_t *gpu_at(const sl_ops_gpu *o, sl_buffer b, uint64_t offset)
 }
 
 /* ---- ops_gpu_library.c ---- */
+
+/* Threadgroups over the rows of a matrix for each of n rows of x or pairs (few.metal). */
+uint32_t gpu_few_groups(int64_t rows, int64_t n);
 
 /* As kernels name KV formats: "f16". */
 const char *gpu_kv_name(sl_kv_format format);

@@ -77,8 +77,10 @@ bool gpu_pass_enter(gpu_pass *p, const sl_expert_view *v, bool *full) {
             part[i] = whole.base ? whole.base + whole.skip : NULL;
         }
         kernel_format f = gpu_format_of(&p->x->proj[proj], part);
+        bool all = p->format[proj].align == 0 || p->format[proj].few;
         if (p->format[proj].align == 0 || f.align < p->format[proj].align)
             p->format[proj] = f;
+        p->format[proj].few = all && f.few;
     }
     memcpy(p->table + (uint64_t)v->id * sizeof entry, entry, sizeof entry);
     return true;
@@ -121,8 +123,10 @@ static bool few(gpu_pass *p, int proj, const float *from, int64_t from_stride, u
     const gpu_scratch *s = &x->r->o->scratch;
     char entry[64];
     sl_expert_args a = expert_args(x, proj, from_stride, to_stride, per_pair);
-    kernel_entry(entry, sizeof entry, "expert_matvec", &p->format[proj]);
-    gpu_call c = gpu_call_begin(x->r, GPU_EXPERT, bits_of(x, proj), &a, sizeof a, entry);
+    bool fragments = x->r->o->few && p->format[proj].few;
+    (fragments ? kernel_few_entry : kernel_entry)(entry, sizeof entry,
+                                                  fragments ? "few_expert_matvec" : "expert_matvec", &p->format[proj]);
+    gpu_call c = gpu_call_begin(x->r, fragments ? GPU_FEW : GPU_EXPERT, bits_of(x, proj), &a, sizeof a, entry);
     gpu_call_bind(&c, 1, p->table, gpu_table_bytes(x->m));
     gpu_call_bind(&c, 2, x->chosen, pair_count(x) * sizeof(int32_t));
     gpu_call_bind(&c, 3, from, from_bytes);
@@ -131,6 +135,9 @@ static bool few(gpu_pass *p, int proj, const float *from, int64_t from_stride, u
     gpu_bind_step(&c, 6);
     bind_bias(&c, 7, x, proj);
     bind_slabs(&c, p);
+    if (fragments)
+        return gpu_call_end(&c, gpu_few_groups(a.w.rows, (int64_t)pair_count(x)), (uint32_t)pair_count(x), 1,
+                            SL_FEW_THREADS);
     return gpu_call_end(&c, gpu_ceil_div(a.w.rows, SL_MATVEC_ROWS), (uint32_t)pair_count(x), 1, SL_MATVEC_THREADS);
 }
 
@@ -147,9 +154,12 @@ static bool few_gate_up(gpu_pass *p) {
                gpu_silu_mul(x->r, inner, up, x->inner, x->inner, x->m->top_k, false, x->m);
     const kernel_format *f = &p->format[SL_PROJ_GATE], *g = &p->format[SL_PROJ_UP];
     sl_expert_args a = expert_args(x, SL_PROJ_GATE, x->o->src.stride, x->inner, false);
-    kernel_entry(entry, sizeof entry, "expert_gate_up", f->align < g->align ? f : g);
+    bool fragments = x->r->o->few && f->few && g->few;
+    (fragments ? kernel_few_entry : kernel_entry)(
+        entry, sizeof entry, fragments ? "few_expert_gate_up" : "expert_gate_up", f->align < g->align ? f : g);
     uint32_t clamp = x->m->swiglu_limit > 0 ? 1u << SL_FC_CLAMP : 0;
-    gpu_call c = gpu_call_begin(x->r, GPU_EXPERT, bits_of(x, SL_PROJ_GATE) | clamp, &a, sizeof a, entry);
+    gpu_call c =
+        gpu_call_begin(x->r, fragments ? GPU_FEW : GPU_EXPERT, bits_of(x, SL_PROJ_GATE) | clamp, &a, sizeof a, entry);
     gpu_call_bind(&c, 1, p->table, gpu_table_bytes(x->m));
     gpu_call_bind(&c, 2, x->chosen, pair_count(x) * sizeof(int32_t));
     gpu_call_bind(&c, 3, src, src_bytes);
@@ -158,6 +168,9 @@ static bool few_gate_up(gpu_pass *p) {
     bind_bias(&c, 7, x, SL_PROJ_GATE);
     bind_bias(&c, 8, x, SL_PROJ_UP);
     bind_slabs(&c, p);
+    if (fragments)
+        return gpu_call_end(&c, gpu_few_groups(a.w.rows, (int64_t)pair_count(x)), (uint32_t)pair_count(x), 1,
+                            SL_FEW_THREADS);
     return gpu_call_end(&c, gpu_ceil_div(a.w.rows, SL_MATVEC_ROWS), (uint32_t)pair_count(x), 1, SL_MATVEC_THREADS);
 }
 

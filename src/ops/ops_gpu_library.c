@@ -57,6 +57,7 @@ static const char *const file_names[GPU_FILES] = {
     [GPU_HEADS] = "heads.metal",
     [GPU_MOE] = "moe.metal",
     [GPU_EXPERT] = "expert.metal",
+    [GPU_FEW] = "few.metal",
     [GPU_DELTA] = "delta.metal",
     [GPU_DELTA_CHUNK] = "delta_chunk.metal",
 };
@@ -69,6 +70,8 @@ static bool put_source(const sl_ops_gpu *o, gpu_file file, sl_buf *out, sl_error
     if (!source)
         return false;
     sl_buf_puts(out, "#define SL_FMA_FORMATS(X)\n"); /* measured beside the others, not used */
+    if (file == GPU_FEW)
+        sl_buf_printf(out, "#define SL_FEW_PANEL %d\n", o->few_panel);
     if (kv->head_dim)
         sl_buf_printf(out, "#define SL_ATTENTION_KV %s\n#define SL_ATTENTION_DIM %d\n", gpu_kv_name(kv->format),
                       kv->head_dim);
@@ -109,9 +112,16 @@ static const uint32_t file_constants[GPU_FILES] = {
     [GPU_MOE] = 1u << SL_FC_OUTS | 1u << SL_FC_SIGMOID | 1u << SL_FC_NORMALIZE | 1u << SL_FC_SELECT_BIAS |
                 1u << SL_FC_SHARED | 1u << SL_FC_SHARED_GATE | 1u << SL_FC_BY_LOGIT | 1u << SL_FC_GROUPS,
     [GPU_EXPERT] = 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES | 1u << SL_FC_BIAS | 1u << SL_FC_CLAMP,
+    [GPU_FEW] = 1u << SL_FC_OUTS | 1u << SL_FC_ADD | 1u << SL_FC_LEAVES | 1u << SL_FC_BIAS | 1u << SL_FC_CLAMP,
     [GPU_DELTA] = 1u << SL_FC_OUTS | 1u << SL_FC_BIAS | 1u << SL_FC_IN_PLACE,
     [GPU_DELTA_CHUNK] = 1u << SL_FC_OUTS,
 };
+
+uint32_t gpu_few_groups(int64_t rows, int64_t n) {
+    int64_t tiles = rows / SL_FEW_ROWS, most = n < GPU_FEW_GROUPS ? GPU_FEW_GROUPS / n : 1;
+    int64_t each = (tiles + most - 1) / most; /* the same number of tiles for all, but for the last */
+    return (uint32_t)((tiles + each - 1) / each);
+}
 
 static sl_gpu_pipeline *make_pipeline(sl_ops_gpu *o, gpu_file file, const char *entry, uint32_t constants,
                                       sl_error *err) {

@@ -131,13 +131,17 @@ static bool multiply_few(gpu_run *r, const gpu_product *p) {
     char entry[64];
     const sl_matrix *w = &p->weight->matrix;
     sl_matvec_args a = {.w = gpu_weights_args(w), .x_stride = (uint64_t)p->x_stride, .y_stride = (uint64_t)p->y_stride};
-    entry_of(r, "matvec", p->weight, entry);
-    gpu_call c = gpu_call_begin(r, GPU_MATVEC, product_bits(p), &a, sizeof a, entry);
+    kernel_format f = format_of(r, p->weight);
+    bool few = r->o->few && f.few;
+    (few ? kernel_few_entry : kernel_entry)(entry, sizeof entry, few ? "few" : "matvec", &f);
+    gpu_call c = gpu_call_begin(r, few ? GPU_FEW : GPU_MATVEC, product_bits(p), &a, sizeof a, entry);
     gpu_call_weight(&c, 1, p->weight);
     gpu_call_bind(&c, 4, p->x, gpu_rows_bytes(p->rows, p->x_stride, w->cols));
     gpu_call_bind(&c, 5, p->y, gpu_rows_bytes(p->rows, p->y_stride, w->rows));
     bind_bias(&c, 6, p->bias, w->rows);
     gpu_bind_step(&c, 9);
+    if (few)
+        return gpu_call_end(&c, gpu_few_groups(w->rows, p->rows), (uint32_t)p->rows, 1, SL_FEW_THREADS);
     return gpu_call_end(&c, gpu_ceil_div(w->rows, SL_MATVEC_ROWS), (uint32_t)p->rows, 1, SL_MATVEC_THREADS);
 }
 
@@ -171,13 +175,17 @@ static bool gate_up_few(gpu_run *r, const sl_weight *gate, const sl_weight *up, 
     kernel_format f = format_of(r, gate), g = format_of(r, up); /* one alignment for both: the lesser */
     sl_matvec_args a = {
         .w = gpu_weights_args(&gate->matrix), .x_stride = (uint64_t)p->x_stride, .y_stride = (uint64_t)p->y_stride};
-    kernel_entry(entry, sizeof entry, "gate_up", f.align < g.align ? &f : &g);
-    gpu_call c = gpu_call_begin(r, GPU_MATVEC, outs_bit(p->outs), &a, sizeof a, entry);
+    bool few = r->o->few && f.few && g.few;
+    (few ? kernel_few_entry : kernel_entry)(entry, sizeof entry, few ? "few_gate_up" : "gate_up",
+                                            f.align < g.align ? &f : &g);
+    gpu_call c = gpu_call_begin(r, few ? GPU_FEW : GPU_MATVEC, outs_bit(p->outs), &a, sizeof a, entry);
     gpu_call_weight(&c, 1, gate);
     gpu_call_bind(&c, 4, p->x, gpu_rows_bytes(p->rows, p->x_stride, gate->matrix.cols));
     gpu_call_bind(&c, 5, p->y, gpu_rows_bytes(p->rows, p->y_stride, gate->matrix.rows));
     gpu_call_weight(&c, 6, up);
     gpu_bind_step(&c, 9);
+    if (few)
+        return gpu_call_end(&c, gpu_few_groups(gate->matrix.rows, p->rows), (uint32_t)p->rows, 1, SL_FEW_THREADS);
     return gpu_call_end(&c, gpu_ceil_div(gate->matrix.rows, SL_MATVEC_ROWS), (uint32_t)p->rows, 1, SL_MATVEC_THREADS);
 }
 

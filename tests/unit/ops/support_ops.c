@@ -118,7 +118,8 @@ sl_matrix rig_matrix(rig *g, rng *r, sl_format_id format, int64_t rows, int64_t 
     sl_error err = {0};
     if (!sl_matrix_layout(&m, &err))
         fail_msg("%s", err.message);
-    uint8_t *bytes = (uint8_t *)rig_memory(g, (size_t)rows * m.row_bytes[0] + 4) + (format == SL_F32 ? 4 : 1);
+    uint8_t *bytes = (uint8_t *)rig_memory(g, (size_t)rows * m.row_bytes[0] + 16);
+    bytes += g->aligned ? -(uintptr_t)bytes % 16 : format == SL_F32 ? 4 : 1;
     float *x = malloc((size_t)cols * sizeof *x);
     if (values)
         *values = rig_memory(g, (size_t)(rows * cols) * sizeof **values);

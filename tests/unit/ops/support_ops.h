@@ -20,6 +20,7 @@ typedef struct rig {
     sl_pool *pool;
     sl_gpu *gpu; /* NULL: the CPU */
     sl_ops *ops;
+    bool aligned;  /* matrices lie at multiples of 16, else at odd addresses */
     void **blocks; /* freed with it */
     size_t block_count, block_capacity;
 } rig;

@@ -1,6 +1,7 @@
 /* Single operations with the kernels on the software device beside the CPU's exact mode: the same operands, random and
  * odd, in both. */
 #include "kernels/args.h"
+#include "ops/ops_gpu.h"
 #include "support_ops.h"
 
 #include <dirent.h>
@@ -210,10 +211,10 @@ static sl_view run_heads(rig *g, const heads_case *c) {
     sl_weight weight = rig_weight(g, &m);
     sl_view src = random_view(g, &r, c->rows, h->heads * (h->in_dim + h->tail), 3, 1);
     sl_view dst = rig_view(g, SL_ROWS_ALL, c->rows, h->heads * (h->out_dim + h->tail), 5);
-    sl_head_linear op = *h;
-    op.weight = &weight;
+    sl_head_linear linear = *h;
+    linear.weight = &weight;
     sl_program *p = sl_program_new(g->ops, c->rows, 1, &err);
-    sl_op_head_linear(p, dst, src, &op);
+    sl_op_head_linear(p, dst, src, &linear);
     if (!sl_program_end(p, &err) || !run_alone(g, p, c->rows, &err))
         fail_msg("%s", err.message);
     sl_program_free(p);
@@ -242,6 +243,58 @@ static void a_matrix_for_each_head_is_the_cpus(void **state) {
         rig_close(&cpu);
         rig_close(&gpu);
     }
+}
+
+/* ---- fragments in registers -------------------------------------------------------------------------------------- */
+
+static sl_ops_gpu *gpu_of(rig *g) {
+    return (sl_ops_gpu *)(void *)g->ops;
+}
+
+static bool has_fragments(rig *g, const char *entry) {
+    for (size_t i = 0; i < gpu_of(g)->pipe_count; i++)
+        if (gpu_of(g)->pipes[i].file == GPU_FEW && strcmp(gpu_of(g)->pipes[i].entry, entry) == 0)
+            return true;
+    return false;
+}
+
+/* dst += x W^T + bias, dst[1] = silu(x G^T) * (x U^T) */
+static void run_products(rig *g, int32_t rows, sl_view dst[2]) {
+    rng r = {seed + 3};
+    sl_error err = {0};
+    sl_matrix w = rig_matrix(g, &r, SL_Q4_0, 48, 512, 0.3f, NULL);
+    sl_matrix gate = rig_matrix(g, &r, SL_Q4_0, 32, 512, 0.3f, NULL),
+              up = rig_matrix(g, &r, SL_Q4_0, 32, 512, 0.3f, NULL);
+    sl_weight bias = rig_vector(g, &r, 48), first = rig_weight(g, &w), of_gate = rig_weight(g, &gate),
+              of_up = rig_weight(g, &up);
+    sl_view x = random_view(g, &r, rows, 512, 4, 1);
+    dst[0] = random_view(g, &r, rows, 48, 3, 1);
+    dst[1] = rig_view(g, SL_ROWS_ALL, rows, 32, 1);
+    sl_program *p = sl_program_new(g->ops, rows, 1, &err);
+    sl_linear out = {dst[0], &first, &bias, true};
+    sl_op_linear(p, x, &out, 1);
+    sl_op_gate_up(p, dst[1], x, &of_gate, &of_up);
+    if (!sl_program_end(p, &err) || !run_alone(g, p, rows, &err))
+        fail_msg("%s", err.message);
+    sl_program_free(p);
+}
+
+static void products_in_fragments_are_the_cpus(void **state) {
+    rig cpu, gpu;
+    sl_view want[2], got[2];
+    assert_true(open_rig(&cpu, false, false));
+    if (!open_rig(&gpu, true, false)) {
+        rig_close(&cpu);
+        skip();
+    }
+    gpu_of(&gpu)->few = cpu.aligned = gpu.aligned = true;
+    run_products(&cpu, 2, want);
+    run_products(&gpu, 2, got);
+    assert_true(has_fragments(&gpu, "few_q4_0") && has_fragments(&gpu, "few_gate_up_q4_0"));
+    for (int i = 0; i < 2; i++)
+        assert_true(rig_view_error(&gpu, &got[i], &cpu, &want[i], 2) <= 1e-5);
+    rig_close(&cpu);
+    rig_close(&gpu);
 }
 
 /* ---- experts whose rows of gate and up alternate ----------------------------------------------------------------- */
@@ -348,6 +401,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_is_the_cpus),
         cmocka_unit_test(a_matrix_for_each_head_is_the_cpus),
+        cmocka_unit_test(products_in_fragments_are_the_cpus),
         cmocka_unit_test(alternating_gate_and_up_are_the_cpus),
         cmocka_unit_test(a_context_of_64k_lies_in_any_number_of_slabs),
         cmocka_unit_test(kv_in_too_many_pieces_is_said),

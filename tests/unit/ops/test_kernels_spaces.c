@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+/* All but few.metal, which is not for Metal. */
 static const char *const files[] = {"matvec.metal",
                                     "expert.metal",
                                     "matmul.metal",
@@ -27,11 +28,13 @@ static const char *const files[] = {"matvec.metal",
                                     "delta_chunk.metal"};
 
 static const kernel_format formats[] = {
-    {"f32", 4},         {"f16", 16},        {"bf16", 2},         {"q4_0", 2},     {"q4_1", 4},  {"q5_0", 2},
-    {"q5_1", 4},        {"q8_0", 1},        {"q4_k", 16},        {"q5_k", 4},     {"q6_k", 2},  {"affine4_bf16", 16},
-    {"affine8_f32", 1}, {"affine3_f16", 4}, {"affine6_bf16", 1}, {"q2_k", 4},     {"q3_k", 2},  {"iq4_nl", 2},
-    {"iq4_xs", 4},      {"mxfp4", 1},       {"mxfp4_split", 16}, {"fp8_bf16", 4}, {"nvfp4", 4}, {"tq2_0", 2},
-    {"iq2_s", 1},       {"iq3_xxs", 2},     {"iq1_m", 1},        {"tq1_0", 1}};
+    {"f32", 4, false},          {"f16", 16, false},        {"bf16", 2, false},         {"q4_0", 2, false},
+    {"q4_1", 4, false},         {"q5_0", 2, false},        {"q5_1", 4, false},         {"q8_0", 1, false},
+    {"q4_k", 16, false},        {"q5_k", 4, false},        {"q6_k", 2, false},         {"affine4_bf16", 16, false},
+    {"affine8_f32", 1, false},  {"affine3_f16", 4, false}, {"affine6_bf16", 1, false}, {"q2_k", 4, false},
+    {"q3_k", 2, false},         {"iq4_nl", 2, false},      {"iq4_xs", 4, false},       {"mxfp4", 1, false},
+    {"mxfp4_split", 16, false}, {"fp8_bf16", 4, false},    {"nvfp4", 4, false},        {"tq2_0", 2, false},
+    {"iq2_s", 1, false},        {"iq3_xxs", 2, false},     {"iq1_m", 1, false},        {"tq1_0", 1, false}};
 
 /* ---- Metal to C++ for OpenCL ------------------------------------------------------------------------------------- */
 

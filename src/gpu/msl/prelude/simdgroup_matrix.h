@@ -148,5 +148,71 @@ MSL_I simdgroup_matrix<T, 8, 8> operator*(const simdgroup_matrix<T, 8, 8> &a, co
     return d;
 }
 
+/* ---- fragments in registers -------------------------------------------------------------------------------------- */
+
+/* c + a . b: 16 x 16 times 16 x 8, halves, summed in float; not in Metal. Lane l = 4 r + q holds of a the columns 2q and
+ * 2q + 1 of rows r (word x) and r + 8 (y), and columns 2q + 8, 2q + 9 of the same rows (z, w); of b, column r: rows 2q,
+ * 2q + 1 (x) and 2q + 8, 2q + 9 (y); of c, columns 2q, 2q + 1 of rows r (x, y) and r + 8 (z, w). All lanes take part. */
+#ifdef SL_MSL_CUDA
+MSL_I float4 simdgroup_mma_16x8x16(float4 c, uint4 a, uint2 b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c.x), "+f"(c.y), "+f"(c.z), "+f"(c.w)
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
+    return c;
+}
+#else
+MSL_I float msl_dot_halves(float c, uint a, uint b) {
+    c += float(msl_bits<half>(ushort(a & 0xffffu))) * float(msl_bits<half>(ushort(b & 0xffffu)));
+    return c + float(msl_bits<half>(ushort(a >> 16))) * float(msl_bits<half>(ushort(b >> 16)));
+}
+MSL_I float4 simdgroup_mma_16x8x16(float4 c, uint4 a, uint2 b, MSL_LINE) {
+    struct both {
+        uint4 a;
+        uint2 b;
+    };
+    msl_shared<both> s = msl_publish(both{a, b}, MSL_AT);
+    const uint row = s.lane & ~3u, column = (s.lane & 3u) * 8u;
+    for (uint k = 0; k < 4; k++) {
+        const uint4 x = s[row + k].a;
+        const uint2 y = s[column + k].b, z = s[column + 4 + k].b;
+        c.x = msl_dot_halves(msl_dot_halves(c.x, x.x, y.x), x.z, y.y);
+        c.y = msl_dot_halves(msl_dot_halves(c.y, x.x, z.x), x.z, z.y);
+        c.z = msl_dot_halves(msl_dot_halves(c.z, x.y, y.x), x.w, y.y);
+        c.w = msl_dot_halves(msl_dot_halves(c.w, x.y, z.x), x.w, z.y);
+    }
+    return c;
+}
+#endif
+
+/* ---- copies that run ahead --------------------------------------------------------------------------------------- */
+
+/* Not in Metal. A thread begins copies of 4, 8 or 16 bytes (both addresses multiples of that) from device to threadgroup
+ * memory and closes what it began as one lot (copy_commit); copy_wait<N> returns once all but its latest N lots are
+ * there. Others see them behind the next barrier. On soft a copy is made at once. */
+#ifdef SL_MSL_CUDA
+template <uint N> MSL_I void copy_begin(void *to, const void *from) {
+    static_assert(N == 4 || N == 8 || N == 16, "a copy is of 4, 8 or 16 bytes");
+    unsigned at = (unsigned)::__cvta_generic_to_shared(to);
+    if constexpr (N == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(N) : "memory");
+}
+MSL_I void copy_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <uint N> MSL_I void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+#else
+template <uint N> MSL_I void copy_begin(void *to, const void *from) {
+    static_assert(N == 4 || N == 8 || N == 16, "a copy is of 4, 8 or 16 bytes");
+    for (uint i = 0; i < N / 4; i++)
+        ((uint *)to)[i] = ((const uint *)from)[i];
+}
+MSL_I void copy_commit() {}
+template <uint N> MSL_I void copy_wait() {}
+#endif
+
 } // namespace metal
 } // namespace msl_unit

@@ -181,6 +181,7 @@ typedef struct gpu_pipeline {
     sl_gpu_arg *args;
     size_t arg_count;
     const sl_gpu_arg *by_slot[SL_GPU_SLOTS]; /* buffers and bytes */
+    uint32_t perhaps; /* slots of arguments whose condition is not known here: they may be bound */
     bool tabled;
 } gpu_pipeline;
 

@@ -191,7 +191,7 @@ static bool add_binding(encoding *e, const sl_gpu_binding *b) {
 static bool check_missing(const encoding *e) {
     for (int i = 0; i < SL_GPU_SLOTS; i++) {
         const sl_gpu_arg *a = e->p->by_slot[i];
-        if (a && !a->unused && !(e->given & (UINT32_C(1) << i)))
+        if (a && !a->unused && !((e->given | e->p->perhaps) & (UINT32_C(1) << i)))
             return bad_slot(e, i, a, "nothing is bound, expected %s of at least %u bytes",
                             a->kind == SL_GPU_ARG_BYTES ? "bytes or a buffer" : "a buffer", a->least);
     }

@@ -101,6 +101,8 @@ static bool copy_args(gpu_pipeline *p, const msl_kernel *k, const sl_gpu_constan
         a->unused = !is_used(&p->library->table, k->args[i].condition, c, n);
         if (a->least == 0)
             a->least = 1;
+        if (k->args[i].condition == MSL_CONDITION_DERIVED && a->kind != SL_GPU_ARG_THREADGROUP)
+            p->perhaps |= UINT32_C(1) << a->slot;
         /* Two arguments may share a slot where constants choose one. */
         if (a->kind != SL_GPU_ARG_THREADGROUP && !(p->by_slot[a->slot] && a->unused))
             p->by_slot[a->slot] = a;

@@ -151,7 +151,7 @@ static void check_conditions(cursor *c, const gpu_table *t) {
     for (size_t k = 0; k < t->kernel_count; k++) {
         for (size_t i = 0; i < t->kernels[k].arg_count; i++) {
             int condition = t->kernels[k].args[i].condition;
-            if (condition < -1 || condition >= (int)t->constant_count)
+            if (condition < MSL_CONDITION_DERIVED || condition >= (int)t->constant_count)
                 c->bad = true;
         }
     }

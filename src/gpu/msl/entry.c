@@ -14,7 +14,7 @@ static int condition_of(const tr *m, const msl_parameter *p) {
         for (size_t i = 0; i < m->constant_count; i++)
             if (m->constants[i].type == SL_GPU_BOOL && msl_is(msl_at(m, p->condition.begin), m->constants[i].name))
                 return (int)i;
-    return -2;
+    return MSL_CONDITION_DERIVED;
 }
 
 /* 0: not known. */

@@ -33,8 +33,11 @@ typedef struct msl_constant {
     bool optional; /* the source asks is_function_constant_defined */
 } msl_constant;
 
-/* condition of an optional argument: the index of a bool constant in msl_module_constants; -1: always there; -2: it
- * depends on a constant that is worked out from function constants, so it may be bound or not */
+enum { MSL_CONDITION_DERIVED = -2 };
+
+/* condition of an optional argument: the index of a bool constant in msl_module_constants; -1: always there;
+ * MSL_CONDITION_DERIVED: it depends on a constant that is worked out from function constants, so it may be bound or not
+ */
 typedef struct msl_arg {
     sl_gpu_arg arg;
     int condition;

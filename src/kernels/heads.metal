@@ -97,10 +97,7 @@ heads_turned(constant sl_heads_args &a [[buffer(0)]], device const uchar *codes 
     weights w = make_weights(a.w, codes, scales, biases);
     device const float *from = head_x(a, x, group.y, head);
     device float *to = head_y(a, y, group.y, head);
-    float4 sum[8];
-#pragma unroll
-    for (uint i = 0; i < 8; i++)
-        sum[i] = float4(0.0f);
+    float4 sum[8] = {};
     for (uint k = slice; k < a.in_dim && first_unit + place < unit_count(w); k += SLICES) {
         weight_row r = row_at(w, head_row(a, head) + k);
         add_unit<F>(sum, r, first_unit + place, w, from[k]);

@@ -250,22 +250,50 @@ static size_t member_end(const tr *m, size_t i, size_t end, bool *data) {
 
 static bool read_members(tr *m, members *all, msl_range type, const msl_within *outer, int depth);
 
+static msl_parameter *next_parameter(tr *m, msl_definition *d) {
+    if (d->parameter_count < MSL_MAX_PARAMETERS)
+        return &d->parameters[d->parameter_count++];
+    msl_error_at(&m->s, &d->name, "kernel has more than %d parameters", MSL_MAX_PARAMETERS);
+    return NULL;
+}
+
+/* Further members of the declaration that `first` is of, `*b` and `*c` of `device float *a, *b, *c`: i behind its
+ * comma. */
+static bool read_more_members(tr *m, members *all, size_t i, size_t end, const msl_parameter *first) {
+    while (i < end) {
+        size_t stop = msl_piece_end(m, i, end);
+        declarator one = read_declarator(m, i, stop);
+        if (!one.name || one.reference != first->reference || one.pointer == one.reference || --all->left < 0)
+            return msl_error_at(&m->s, msl_at(m, i), "member of a kernel's argument is not understood");
+        msl_parameter *p = next_parameter(m, all->d);
+        msl_range slot;
+        if (!p)
+            return false;
+        *p = *first;
+        p->name = *msl_at(m, one.name);
+        p->slot = -1;
+        if (msl_find_attribute(m, i, stop, "buffer", &slot) && !set_slot(m, p, slot))
+            return false;
+        i = stop + 1;
+    }
+    return true;
+}
+
 static bool read_member(tr *m, members *all, size_t i, size_t end, const msl_within *within, int depth) {
-    msl_definition *d = all->d;
+    size_t all_end = end;
+    end = msl_piece_end(m, i, end);
     declarator one = read_declarator(m, i, end);
-    if (!one.name || msl_piece_end(m, i, end) < end || --all->left < 0)
+    if (!one.name || --all->left < 0 || (end < all_end && !one.pointer && !one.reference))
         return msl_error_at(&m->s, msl_at(m, i), "member of a kernel's argument is not understood");
     bool position = msl_position_in(m, i, end) != NULL;
     if (!one.pointer && !one.reference && !position)
         return read_members(m, all, (msl_range){i, one.name}, within, depth + 1);
     all->positions |= position;
-    if (d->parameter_count >= MSL_MAX_PARAMETERS)
-        return msl_error_at(&m->s, &d->name, "kernel has more than %d parameters", MSL_MAX_PARAMETERS);
-    msl_parameter *p = &d->parameters[d->parameter_count++];
-    if (!read_parameter(m, i, end, p))
+    msl_parameter *p = next_parameter(m, all->d);
+    if (!p || !read_parameter(m, i, end, p))
         return false;
     p->within = within;
-    return true;
+    return read_more_members(m, all, end + 1, all_end, p);
 }
 
 static bool read_members(tr *m, members *all, msl_range type, const msl_within *outer, int depth) {

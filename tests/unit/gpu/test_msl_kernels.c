@@ -139,7 +139,9 @@ static void members_of_structs_passed_by_value_are_arguments(void **state) {
           "f(W0 8 p, W1 4 b)0");
     check_error("struct A { device float *p; int n; };\nkernel void f(A a) {}",
                 "t.metal:1: an argument's struct may have pointers, references and positions alone");
-    check_error("struct A { device float *p, *q; };\nkernel void f(A a) {}",
+    check("struct A { device float *p, *q [[buffer(5)]]; constant uint3 &n, &m; };\nkernel void f(A a) {}",
+          "f(W0 4 p, B1 16 n, B2 16 m, W5 4 q)0");
+    check_error("struct A { device float *p, **q; constant int &r, *s; };\nkernel void f(A a) {}",
                 "t.metal:1: member of a kernel's argument");
     check_error("struct A {};\nkernel void f(A a) {}", "t.metal:2: an argument's struct has no members");
     check_error("union A { device float *p; };\nkernel void f(A a) {}", "parameter a is neither a buffer nor");

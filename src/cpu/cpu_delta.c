@@ -89,7 +89,7 @@ static void finish_row(const cpu_delta *d, int64_t row, const double *o) {
 
 void cpu_delta_exact(const cpu_delta *d) {
     double *o = (double *)(void *)d->scratch; /* 64-byte aligned, larger than two floats a value */
-    if (d->fresh)
+    if (d->position == 0)
         memset(d->state, 0, (size_t)d->key_dim * (size_t)d->value_dim * sizeof(float));
     for (int64_t row = 0; row < d->rows; row++) {
         delta_row(d, row, o);

@@ -1,153 +1,47 @@
-/* Convolution and delta rule of cpu_ops.h, included by cpu_ops_impl.h.
+/* The delta rule of cpu_ops.h in chunks, included by cpu_ops_impl.h.
  *
- * The delta rule works on up to CPU_DELTA_ROWS rows at a time: their q and k are normalised once, then a slice of the
- * state's columns goes over all rows while it stays in the first cache level. Columns do not depend on each other, so
- * the width of a slice is a matter of registers only. */
+ * A chunk is CPU_DELTA_ROWS rows that begin at a multiple of it in the sequence. The state stays what it was at the
+ * chunk's start; what a row added is kept beside it as its key and its update u, and with the decays since the start
+ * every row of the chunk reads
+ *   S_i = G_i S + sum over j <= i of D_ij k_j u_j^T,   G_i = g_0 .. g_i,   D_ij = g_(j+1) .. g_i
+ * The next chunk's first row folds them into the state. So a row's formula, and the order of its sums, is the same
+ * whether it comes alone or with all of its chunk: alone it reads the state once and writes a row instead of reading
+ * and writing the state; together, rows share what is loaded of the state. The decays are products of factors below 1:
+ * nothing cancels or overflows.
+ *
+ * Columns of the state do not depend on each other, so how many are taken at a time is a matter of registers only. */
 #ifndef SL_CPU_DELTA_IMPL_H
 #define SL_CPU_DELTA_IMPL_H
 
-#include "cpu/cpu_math.h"
 #include "cpu/cpu_sixteen.h"
 
-/* ---- convolution ------------------------------------------------------------------------------------------------- */
+enum { DELTA_C = CPU_DELTA_ROWS };
 
-enum {
-    CONV_SLICE = 256 /* channels at a time: their taps and the rows between two uses stay in the first cache level */
-};
-
-/* One slice: input rows before the first, and the taps with channels side by side. Only as many of either as there are
- * are filled, and of channels sixteens: one row may be all there is to do. */
-typedef struct conv_slice {
-    float before[CPU_CONV_KERNEL - 1][CONV_SLICE];
-    float tap[CPU_CONV_KERNEL][CONV_SLICE];
-    float bias[CONV_SLICE];
-    int32_t n; /* channels of it */
-} conv_slice;
-
-/* to[0, n) = from, then zeros up to a multiple of 16; from NULL: zeros */
-static void conv_put(float *to, const float *from, int32_t n) {
-    int32_t kept = from ? n : 0, all = (n + 15) / 16 * 16;
-    if (from)
-        memcpy(to, from, (size_t)n * sizeof *to);
-    memset(to + kept, 0, (size_t)(all - kept) * sizeof *to);
-}
-
-/* Taps of sixteen channels. */
-static void conv_turn(conv_slice *s, const float *weight, int32_t i, int32_t n, int32_t kernel) {
-    for (int32_t t = 0; t < kernel; t++)
-        for (int32_t c = 0; c < 16; c++)
-            s->tap[t][i + c] = c < n ? weight[c * kernel + t] : 0.0f;
-}
-
-V_INLINE v4 v4_load(const float *p) {
-    v4 v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-
-/* The same of all sixteen with four taps each: four by four, which every instruction set can turn in registers. */
-V_INLINE void conv_turn_four(conv_slice *s, const float *weight, int32_t i) {
-    for (int32_t j = 0; j < 16; j += 4) {
-        v4 a = v4_load(weight + 4 * j), b = v4_load(weight + 4 * j + 4);
-        v4 c = v4_load(weight + 4 * j + 8), d = v4_load(weight + 4 * j + 12);
-        v4 ab01 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab23 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-        v4 cd01 = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd23 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-        v4 turned[4] = {
-            __builtin_shufflevector(ab01, cd01, 0, 1, 4, 5), __builtin_shufflevector(ab01, cd01, 2, 3, 6, 7),
-            __builtin_shufflevector(ab23, cd23, 0, 1, 4, 5), __builtin_shufflevector(ab23, cd23, 2, 3, 6, 7)};
-        for (int32_t t = 0; t < 4; t++)
-            memcpy(s->tap[t] + i + j, &turned[t], sizeof turned[t]);
-    }
-}
-
-static void conv_load(const cpu_conv *c, int32_t channel, conv_slice *s) {
-    s->n = c->channels - channel < CONV_SLICE ? c->channels - channel : CONV_SLICE;
-    for (int32_t t = 0; t + 1 < c->kernel; t++)
-        conv_put(s->before[t], c->fresh ? NULL : c->state + t * c->state_stride + channel, s->n);
-    conv_put(s->bias, c->bias ? c->bias + channel : NULL, s->n);
-    for (int32_t i = 0; i < s->n; i += 16) {
-        const float *weight = c->weight + (int64_t)(channel + i) * c->kernel;
-        if (c->kernel == 4 && s->n - i >= 16)
-            conv_turn_four(s, weight, i);
-        else
-            conv_turn(s, weight, i, s->n - i, c->kernel);
-    }
-}
-
-/* Input row r, counted from the first row of the step; below 0 from before it. */
-V_INLINE const float *conv_row(const cpu_conv *c, const conv_slice *s, int32_t channel, int64_t r) {
-    return r < 0 ? s->before[r + c->kernel - 1] : c->x + r * c->x_stride + channel;
-}
-
-static void conv_keep(const cpu_conv *c, const conv_slice *s, int32_t channel) {
-    for (int32_t t = 0; t + 1 < c->kernel; t++)
-        memcpy(c->state + t * c->state_stride + channel, conv_row(c, s, channel, c->rows - (c->kernel - 1) + t),
-               (size_t)s->n * sizeof(float));
-}
-
-/* Sixteen channels from `i` of the slice; in: the inputs of each tap. */
-V_INLINE void conv_sixteen(const conv_slice *s, const float *const *in, int32_t i, int32_t kernel, float *out) {
-    sixteen sum = sixteen_mul(sixteen_load((const uint8_t *)(s->tap[0] + i)), sixteen_load((const uint8_t *)in[0]));
-    for (int32_t t = 1; t < kernel; t++)
-        sum = sixteen_fma(sixteen_load((const uint8_t *)(s->tap[t] + i)), sixteen_load((const uint8_t *)in[t]), sum);
-    sixteen_store(out, sixteen_add(sum, sixteen_load((const uint8_t *)(s->bias + i))));
-    v16_store(out, v16_silu(v16_load(out)));
-}
-
-/* The last channels of a row, fewer than 16. */
-static void conv_rest(const conv_slice *s, const float *const *row, int32_t i, int32_t kernel, float *to) {
-    float in[CPU_CONV_KERNEL][16] = {{0}}, out[16];
-    const float *at[CPU_CONV_KERNEL] = {0};
-    for (int32_t t = 0; t < kernel; t++)
-        at[t] = memcpy(in[t], row[t] + i, (size_t)(s->n - i) * sizeof **in);
-    conv_sixteen(s, at, i, kernel, out);
-    memcpy(to + i, out, (size_t)(s->n - i) * sizeof *out);
-}
-
-/* Rows descend, so that each still finds the inputs before it. */
-V_INLINE void conv_rows(const cpu_conv *c, const conv_slice *s, int32_t channel, int32_t kernel) {
-    for (int64_t r = c->rows; r-- > 0;) {
-        const float *row[CPU_CONV_KERNEL] = {0}, *in[CPU_CONV_KERNEL] = {0};
-        float *to = c->x + r * c->x_stride + channel;
-        int32_t i = 0;
-        for (int32_t t = 0; t < kernel; t++)
-            row[t] = conv_row(c, s, channel, r - (kernel - 1) + t);
-        for (; i + 16 <= s->n; i += 16) {
-            for (int32_t t = 0; t < kernel; t++)
-                in[t] = row[t] + i;
-            conv_sixteen(s, in, i, kernel, to + i);
-        }
-        if (i < s->n)
-            conv_rest(s, row, i, kernel, to);
-    }
-}
-
-static void conv(const cpu_conv *c) {
-    conv_slice s;
-    for (int32_t channel = 0; channel < c->channels; channel += CONV_SLICE) {
-        conv_load(c, channel, &s);
-        conv_keep(c, &s, channel);
-        if (c->kernel == 4)
-            conv_rows(c, &s, channel, 4);
-        else
-            conv_rows(c, &s, channel, c->kernel);
-    }
-}
-
-/* ---- delta rule -------------------------------------------------------------------------------------------------- */
-
+/* How many rows and sixteens of columns read the state at a time: what registers hold. */
 #if defined(__AVX512F__)
-enum { DELTA_WIDE = 4 };
+enum { READ_ROWS = 4, READ_WIDE = 2, ALONE_WIDE = 4, ALONE_KEYS = 8, FOLD_KEYS = 4, FOLD_WIDE = 4 };
+#elif defined(__AVX2__)
+enum { READ_ROWS = 2, READ_WIDE = 1, ALONE_WIDE = 2, ALONE_KEYS = 4, FOLD_KEYS = 4, FOLD_WIDE = 1 };
 #else
-enum { DELTA_WIDE = 2 };
+enum { READ_ROWS = 2, READ_WIDE = 1, ALONE_WIDE = 1, ALONE_KEYS = 4, FOLD_KEYS = 4, FOLD_WIDE = 1 };
 #endif
+enum { DELTA_SLICE = 16 * ALONE_WIDE };
 
-/* Up to CPU_DELTA_ROWS rows. */
-typedef struct delta_rows {
-    float *q, *k, *o; /* [rows][key_dim] x 2, [rows][value_dim] */
-    float *g, *b;     /* [rows] */
-    int32_t n;
-} delta_rows;
+/* A chunk at work: [DELTA_C] rows each, of which those before `first` were there already. */
+typedef struct delta_chunk {
+    const cpu_delta *d;
+    int32_t first, end;                   /* rows of the chunk that this call brings */
+    int64_t row;                          /* of the call, that is row 0 of the chunk */
+    int32_t keys;                         /* stride of q and k */
+    float *q, *k;                         /* [keys]; zeros behind key_dim */
+    float *u, *g;                         /* [value_dim]; one */
+    float *o;                             /* [value_dim] */
+    float *ks;                            /* [2][value_dim], of a row by itself */
+    float (*kk)[DELTA_C], (*qk)[DELTA_C]; /* D_ij k_i.k_j, D_ij q_i.k_j */
+    float b[DELTA_C], left[DELTA_C];      /* left: of the state before the chunk */
+} delta_chunk;
+
+/* ---- a row by itself --------------------------------------------------------------------------------------------- */
 
 /* As rms_norm_huge. */
 static void l2_norm_huge(float *dst, const float *src, int32_t n, float scale) {
@@ -159,9 +53,10 @@ static void l2_norm_huge(float *dst, const float *src, int32_t n, float scale) {
         dst[i] = src[i] / max * inv * scale;
 }
 
-/* dst = src * scale / sqrt(sum src^2 + 1e-6) */
+/* dst = src * scale / sqrt(sum src^2 + 1e-6), then zeros up to a multiple of 16 */
 static void l2_norm(float *dst, const float *src, int32_t n, float scale) {
     float sum = sum_of_squares(src, n);
+    memset(dst + n, 0, (size_t)(sl_round_up((uint64_t)n, 16) - (uint64_t)n) * sizeof *dst);
     if (!(sum <= FLT_MAX)) {
         l2_norm_huge(dst, src, n, scale);
         return;
@@ -171,125 +66,340 @@ static void l2_norm(float *dst, const float *src, int32_t n, float scale) {
         dst[i] = src[i] * inv * scale;
 }
 
-static void delta_prepare(const cpu_delta *d, int32_t first, delta_rows *b) {
+static void delta_prepare(delta_chunk *c) {
+    const cpu_delta *d = c->d;
     float scale = 1.0f / sqrtf((float)d->key_dim);
-    b->n = d->rows - first < CPU_DELTA_ROWS ? d->rows - first : CPU_DELTA_ROWS;
-    for (int32_t i = 0; i < b->n; i++) {
-        int64_t row = first + i, at = (int64_t)i * d->key_dim;
+    for (int32_t i = c->first; i < c->end; i++) {
+        int64_t row = c->row + i, at = (int64_t)i * c->keys;
         double g, beta;
-        l2_norm(b->q + at, d->q + row * d->x_stride, d->key_dim, scale);
-        l2_norm(b->k + at, d->k + row * d->x_stride, d->key_dim, 1.0f);
+        l2_norm(c->q + at, d->q + row * d->x_stride, d->key_dim, scale);
+        l2_norm(c->k + at, d->k + row * d->x_stride, d->key_dim, 1.0f);
         cpu_delta_gates(d->decay, d->dt_bias, d->alpha[row * d->alpha_stride], d->beta[row * d->beta_stride], &g,
                         &beta);
-        b->g[i] = (float)g;
-        b->b[i] = (float)beta;
+        c->g[i] = (float)g;
+        c->b[i] = (float)beta;
     }
 }
 
-/* W times 16 columns of the state over one row. */
-V_INLINE void delta_wide(int W, float *s, int64_t stride, const float *q, const float *k, const float *v, float *o,
-                         float g, float beta, int32_t key_dim) {
-    sixteen even[DELTA_WIDE], odd[DELTA_WIDE], d[DELTA_WIDE], decay = sixteen_set(g);
-#pragma GCC unroll 4
-    for (int u = 0; u < W; u++)
-        even[u] = odd[u] = sixteen_zero();
-    int32_t i = 0;
-    for (; i + 1 < key_dim; i += 2) {
-        const float *row = s + i * stride;
-        sixteen k0 = sixteen_set(k[i]), k1 = sixteen_set(k[i + 1]);
-#pragma GCC unroll 4
-        for (int u = 0; u < W; u++) {
-            even[u] = sixteen_fma(k0, sixteen_load((const uint8_t *)(row + 16 * u)), even[u]);
-            odd[u] = sixteen_fma(k1, sixteen_load((const uint8_t *)(row + stride + 16 * u)), odd[u]);
+/* ---- rows with rows ---------------------------------------------------------------------------------------------- */
+
+V_INLINE v16 v16_of(sixteen x) {
+    float f[16];
+    sixteen_store(f, x);
+    return v16_load(f);
+}
+
+/* k_i and q_i times k_j and the key after it: 16 partial sums by the key dimension mod 16 each, folded as v16_sum. */
+static void delta_dots(const float *k, const float *q, const float *key, int32_t keys, float dots[4]) {
+    sixteen sum[4] = {sixteen_zero(), sixteen_zero(), sixteen_zero(), sixteen_zero()};
+    for (int32_t a = 0; a < keys; a += 16) {
+        sixteen ka = sixteen_load((const uint8_t *)(k + a)), qa = sixteen_load((const uint8_t *)(q + a));
+        sixteen one = sixteen_load((const uint8_t *)(key + a)), two = sixteen_load((const uint8_t *)(key + keys + a));
+        sum[0] = sixteen_fma(ka, one, sum[0]);
+        sum[1] = sixteen_fma(ka, two, sum[1]);
+        sum[2] = sixteen_fma(qa, one, sum[2]);
+        sum[3] = sixteen_fma(qa, two, sum[3]);
+    }
+    v4 all = v16_sum4(v16_of(sum[0]), v16_of(sum[1]), v16_of(sum[2]), v16_of(sum[3]));
+    memcpy(dots, &all, sizeof all);
+}
+
+/* since[j] = D_ij, of row i from that of the row before it. */
+static void delta_decay(float since[DELTA_C], int32_t i, float g) {
+    for (int32_t j = 0; j < DELTA_C; j++)
+        since[j] = since[j] * g;
+    since[i] = 1.0f;
+}
+
+static void delta_pairs(delta_chunk *c) {
+    float since[DELTA_C] = {0}, left = 1.0f;
+    for (int32_t i = 0; i < c->end; i++) {
+        delta_decay(since, i, c->g[i]);
+        left = left * c->g[i];
+        c->left[i] = left;
+        for (int32_t j = 0; j <= i && i >= c->first; j += 2) {
+            float dots[4];
+            delta_dots(c->k + (int64_t)i * c->keys, c->q + (int64_t)i * c->keys, c->k + (int64_t)j * c->keys, c->keys,
+                       dots);
+            for (int32_t t = 0; t < 2; t++) { /* a key behind the row is whatever is there, and not read */
+                c->kk[i][j + t] = dots[t] * since[j + t];
+                c->qk[i][j + t] = dots[2 + t] * since[j + t];
+            }
         }
     }
-    for (int u = 0; i < key_dim && u < W; u++)
-        even[u] = sixteen_fma(sixteen_set(k[i]), sixteen_load((const uint8_t *)(s + i * stride + 16 * u)), even[u]);
+}
+
+/* ---- rows with the state ----------------------------------------------------------------------------------------- */
+
+/* ks, qs [R][slice]: R rows of k and q times W * 16 columns of the state, key dimensions ascending. */
+V_INLINE void delta_read(int R, int W, const delta_chunk *c, int32_t row, const float *s, float *ks, float *qs) {
+    sixteen k_sum[READ_ROWS][ALONE_WIDE], q_sum[READ_ROWS][ALONE_WIDE];
+    const float *k = c->k + (int64_t)row * c->keys, *q = c->q + (int64_t)row * c->keys;
+    int64_t stride = c->d->value_dim;
 #pragma GCC unroll 4
-    for (int u = 0; u < W; u++) {
-        sixteen kv = sixteen_add(even[u], odd[u]), value = sixteen_load((const uint8_t *)(v + 16 * u));
-        d[u] = sixteen_mul(sixteen_set(beta), sixteen_fma(sixteen_set(-g), kv, value));
-        even[u] = odd[u] = sixteen_zero();
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w++)
+            k_sum[r][w] = q_sum[r][w] = sixteen_zero();
+    for (int32_t a = 0; a < c->d->key_dim; a++, s += stride) {
+        sixteen x[ALONE_WIDE];
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w++)
+            x[w] = sixteen_load((const uint8_t *)(s + 16 * w));
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            sixteen ka = sixteen_set(k[r * c->keys + a]), qa = sixteen_set(q[r * c->keys + a]);
+#pragma GCC unroll 4
+            for (int w = 0; w < W; w++) {
+                k_sum[r][w] = sixteen_fma(ka, x[w], k_sum[r][w]);
+                q_sum[r][w] = sixteen_fma(qa, x[w], q_sum[r][w]);
+            }
+        }
     }
-    for (i = 0; i < key_dim; i++) {
-        float *row = s + i * stride;
-        sixteen key = sixteen_set(k[i]), query = sixteen_set(q[i]);
 #pragma GCC unroll 4
-        for (int u = 0; u < W; u++) {
-            sixteen x = sixteen_mul(sixteen_load((const uint8_t *)(row + 16 * u)), decay);
-            x = sixteen_fma(key, d[u], x);
-            sixteen_store(row + 16 * u, x);
-            if (i % 2 == 0)
-                even[u] = sixteen_fma(query, x, even[u]);
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w++) {
+            sixteen_store(ks + r * DELTA_SLICE + 16 * w, k_sum[r][w]);
+            sixteen_store(qs + r * DELTA_SLICE + 16 * w, q_sum[r][w]);
+        }
+}
+
+/* The same of one column. */
+static void delta_read_one(const delta_chunk *c, int32_t row, const float *s, float *ks, float *qs) {
+    const float *k = c->k + (int64_t)row * c->keys, *q = c->q + (int64_t)row * c->keys;
+    float k_sum = 0, q_sum = 0;
+    for (int32_t a = 0; a < c->d->key_dim; a++) {
+        k_sum = fmaf(k[a], s[(int64_t)a * c->d->value_dim], k_sum);
+        q_sum = fmaf(q[a], s[(int64_t)a * c->d->value_dim], q_sum);
+    }
+    *ks = k_sum;
+    *qs = q_sum;
+}
+
+/* u = b (v - (left ks + sum of kk u)), o = left qs + sum of qk u, for W * 16 columns of row i. */
+V_INLINE void delta_row(int W, delta_chunk *c, int32_t i, int32_t column, const float *ks, const float *qs) {
+    int64_t stride = c->d->value_dim;
+    const float *v = c->d->v + (c->row + i) * c->d->x_stride + column;
+    float *u = c->u + column;
+    sixteen seen[ALONE_WIDE], o[ALONE_WIDE], left = sixteen_set(c->left[i]);
+#pragma GCC unroll 4
+    for (int w = 0; w < W; w++) {
+        seen[w] = sixteen_mul(left, sixteen_load((const uint8_t *)(ks + 16 * w)));
+        o[w] = sixteen_mul(left, sixteen_load((const uint8_t *)(qs + 16 * w)));
+    }
+    for (int32_t j = 0; j < i; j++) {
+        sixteen kk = sixteen_set(c->kk[i][j]), qk = sixteen_set(c->qk[i][j]);
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w++) {
+            sixteen x = sixteen_load((const uint8_t *)(u + j * stride + 16 * w));
+            seen[w] = sixteen_fma(kk, x, seen[w]);
+            o[w] = sixteen_fma(qk, x, o[w]);
+        }
+    }
+    sixteen beta = sixteen_set(c->b[i]), minus = sixteen_set(-1.0f), own = sixteen_set(c->qk[i][i]);
+#pragma GCC unroll 4
+    for (int w = 0; w < W; w++) {
+        sixteen x = sixteen_fma(minus, seen[w], sixteen_load((const uint8_t *)(v + 16 * w)));
+        x = sixteen_mul(beta, x);
+        sixteen_store(u + i * stride + 16 * w, x);
+        sixteen_store(c->o + i * stride + column + 16 * w, sixteen_fma(own, x, o[w]));
+    }
+}
+
+/* The same of one column. */
+static void delta_row_one(delta_chunk *c, int32_t i, int32_t column, float ks, float qs) {
+    int64_t stride = c->d->value_dim;
+    float *u = c->u + column, seen = c->left[i] * ks, o = c->left[i] * qs;
+    for (int32_t j = 0; j < i; j++) {
+        seen = fmaf(c->kk[i][j], u[j * stride], seen);
+        o = fmaf(c->qk[i][j], u[j * stride], o);
+    }
+    u[i * stride] = c->b[i] * fmaf(-1.0f, seen, c->d->v[(c->row + i) * c->d->x_stride + column]);
+    c->o[i * stride + column] = fmaf(c->qk[i][i], u[i * stride], o);
+}
+
+/* Columns [column, column + 16 * W) of the new rows; rows that come together share loads of the state. */
+V_INLINE void delta_slice(int W, delta_chunk *c, int32_t column) {
+    float ks[DELTA_C][DELTA_SLICE], qs[DELTA_C][DELTA_SLICE];
+    const float *s = c->d->state + column;
+    int32_t i = c->first;
+    for (; i + READ_ROWS <= c->end; i += READ_ROWS)
+        for (int32_t w = 0; w < W; w += READ_WIDE) {
+            if (W % READ_WIDE == 0)
+                delta_read(READ_ROWS, READ_WIDE, c, i, s + 16 * w, &ks[i][16 * w], &qs[i][16 * w]);
             else
-                odd[u] = sixteen_fma(query, x, odd[u]);
+                delta_read(READ_ROWS, 1, c, i, s + 16 * w, &ks[i][16 * w], &qs[i][16 * w]);
         }
-    }
-#pragma GCC unroll 4
-    for (int u = 0; u < W; u++)
-        sixteen_store(o + 16 * u, sixteen_add(even[u], odd[u]));
+    for (; i < c->end; i++)
+        delta_read(1, W, c, i, s, ks[i], qs[i]);
+    for (i = c->first; i < c->end; i++)
+        delta_row(W, c, i, column, ks[i], qs[i]);
 }
 
-/* One column, as above. */
-static void delta_column(float *s, int64_t stride, const float *q, const float *k, float v, float *o, float g,
-                         float beta, int32_t key_dim) {
-    float sum[2] = {0, 0};
-    for (int32_t i = 0; i < key_dim; i++)
-        sum[i % 2] = fmaf(k[i], s[i * stride], sum[i % 2]);
-    float d = beta * fmaf(-g, sum[0] + sum[1], v);
-    sum[0] = sum[1] = 0;
-    for (int32_t i = 0; i < key_dim; i++) {
-        float x = fmaf(k[i], d, s[i * stride] * g);
-        s[i * stride] = x;
-        sum[i % 2] = fmaf(q[i], x, sum[i % 2]);
+/* ks, qs += N rows of the state times their numbers of k and q. */
+V_INLINE void delta_read_keys(int N, const float *k, const float *q, const float *s, int64_t stride, int32_t columns,
+                              float *ks, float *qs) {
+    sixteen ka[ALONE_KEYS], qa[ALONE_KEYS];
+#pragma GCC unroll 8
+    for (int t = 0; t < N; t++) {
+        ka[t] = sixteen_set(k[t]);
+        qa[t] = sixteen_set(q[t]);
     }
-    *o = sum[0] + sum[1];
-}
-
-/* Columns [c, c + n) of the state over the rows, n being 16 * W or fewer than 16. */
-V_INLINE void delta_slice(int W, const cpu_delta *d, const delta_rows *b, int32_t first, int32_t c, int32_t n) {
-    for (int32_t i = 0; i < b->n; i++) {
-        const float *q = b->q + (int64_t)i * d->key_dim, *k = b->k + (int64_t)i * d->key_dim;
-        const float *v = d->v + (first + i) * d->x_stride + c;
-        float *o = b->o + (int64_t)i * d->value_dim + c, *s = d->state + c;
-        if (W)
-            delta_wide(W, s, d->value_dim, q, k, v, o, b->g[i], b->b[i], d->key_dim);
-        else
-            for (int32_t j = 0; j < n; j++)
-                delta_column(s + j, d->value_dim, q, k, v[j], o + j, b->g[i], b->b[i], d->key_dim);
+    for (int32_t column = 0; column < columns; column += 16) {
+        sixteen k_sum = sixteen_load((const uint8_t *)(ks + column));
+        sixteen q_sum = sixteen_load((const uint8_t *)(qs + column));
+#pragma GCC unroll 8
+        for (int t = 0; t < N; t++) {
+            sixteen x = sixteen_load((const uint8_t *)(s + t * stride + column));
+            k_sum = sixteen_fma(ka[t], x, k_sum);
+            q_sum = sixteen_fma(qa[t], x, q_sum);
+        }
+        sixteen_store(ks + column, k_sum);
+        sixteen_store(qs + column, q_sum);
     }
 }
 
-static void delta_columns(const cpu_delta *d, const delta_rows *b, int32_t first) {
-    int32_t c = 0;
-    for (; c + 16 * DELTA_WIDE <= d->value_dim; c += 16 * DELTA_WIDE)
-        delta_slice(DELTA_WIDE, d, b, first, c, 16 * DELTA_WIDE);
-    for (; c + 16 <= d->value_dim; c += 16)
-        delta_slice(1, d, b, first, c, 16);
-    if (c < d->value_dim)
-        delta_slice(0, d, b, first, c, d->value_dim - c);
+/* ks, qs [value_dim rounded down to 16] of one row: the state goes by once, in the order of memory. */
+static void delta_read_alone(const delta_chunk *c, int32_t row, float *ks, float *qs) {
+    const float *k = c->k + (int64_t)row * c->keys, *q = c->q + (int64_t)row * c->keys;
+    int32_t n = c->d->value_dim / 16 * 16, a = 0;
+    int64_t stride = c->d->value_dim;
+    memset(ks, 0, (size_t)n * sizeof *ks);
+    memset(qs, 0, (size_t)n * sizeof *qs);
+    for (; a + ALONE_KEYS <= c->d->key_dim; a += ALONE_KEYS)
+        delta_read_keys(ALONE_KEYS, k + a, q + a, c->d->state + a * stride, stride, n, ks, qs);
+    for (; a < c->d->key_dim; a++)
+        delta_read_keys(1, k + a, q + a, c->d->state + a * stride, stride, n, ks, qs);
+}
+
+static void delta_columns(delta_chunk *c) {
+    int32_t column = 0, n = c->d->value_dim;
+    if (c->end - c->first == 1) {
+        float *ks = c->ks, *qs = ks + n;
+        delta_read_alone(c, c->first, ks, qs);
+        for (; column + DELTA_SLICE <= n; column += DELTA_SLICE)
+            delta_row(ALONE_WIDE, c, c->first, column, ks + column, qs + column);
+        for (; column + 16 <= n; column += 16)
+            delta_row(1, c, c->first, column, ks + column, qs + column);
+    }
+    for (; column + DELTA_SLICE <= n; column += DELTA_SLICE)
+        delta_slice(ALONE_WIDE, c, column);
+    for (; column + 16 <= n; column += 16)
+        delta_slice(1, c, column);
+    for (; column < n; column++)
+        for (int32_t i = c->first; i < c->end; i++) {
+            float ks, qs;
+            delta_read_one(c, i, c->d->state + column, &ks, &qs);
+            delta_row_one(c, i, column, ks, qs);
+        }
 }
 
 /* dst = rms_norm(o) * silu(z); z may be dst */
-static void delta_finish(const cpu_delta *d, const delta_rows *b, int32_t first) {
-    for (int32_t i = 0; i < b->n; i++) {
-        float *o = b->o + (int64_t)i * d->value_dim;
+static void delta_finish(const delta_chunk *c) {
+    const cpu_delta *d = c->d;
+    for (int32_t i = c->first; i < c->end; i++) {
+        float *o = c->o + (int64_t)i * d->value_dim;
         rms_norm(o, o, d->norm, d->value_dim, d->norm_eps);
-        v16_silu_mul(d->dst + (first + i) * d->dst_stride, d->z + (first + i) * d->z_stride, o, d->value_dim);
+        v16_silu_mul(d->dst + (c->row + i) * d->dst_stride, d->z + (c->row + i) * d->z_stride, o, d->value_dim);
     }
 }
 
+/* ---- the end of a chunk ------------------------------------------------------------------------------------------ */
+
+/* D rows of the state and W * 16 columns: S = left S, then the chunk's rows in their order. */
+V_INLINE void delta_fold_tile(int D, int W, const delta_chunk *c, const float *u, int64_t u_stride, int32_t a,
+                              int32_t column, float left) {
+    sixteen sum[FOLD_KEYS][FOLD_WIDE], decay = sixteen_set(left);
+    float *s = c->d->state + (int64_t)a * c->d->value_dim + column;
+    int64_t stride = c->d->value_dim;
+#pragma GCC unroll 4
+    for (int t = 0; t < D; t++)
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w++)
+            sum[t][w] = sixteen_mul(sixteen_load((const uint8_t *)(s + t * stride + 16 * w)), decay);
+    for (int32_t j = 0; j < DELTA_C; j++) {
+        sixteen x[FOLD_WIDE];
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w++)
+            x[w] = sixteen_load((const uint8_t *)(u + j * u_stride + 16 * w));
+#pragma GCC unroll 4
+        for (int t = 0; t < D; t++) {
+            sixteen key = sixteen_set(c->k[(int64_t)j * c->keys + a + t]);
+#pragma GCC unroll 4
+            for (int w = 0; w < W; w++)
+                sum[t][w] = sixteen_fma(key, x[w], sum[t][w]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < D; t++)
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w++)
+            sixteen_store(s + t * stride + 16 * w, sum[t][w]);
+}
+
+V_INLINE void delta_fold_slice(int W, const delta_chunk *c, int32_t column, const float *since, float left) {
+    float u[DELTA_C][16 * FOLD_WIDE];
+    for (int32_t j = 0; j < DELTA_C; j++)
+        for (int w = 0; w < W; w++)
+            sixteen_store(
+                &u[j][16 * w],
+                sixteen_mul(sixteen_load((const uint8_t *)(c->u + (int64_t)j * c->d->value_dim + column + 16 * w)),
+                            sixteen_set(since[j])));
+    int32_t a = 0;
+    for (; a + FOLD_KEYS <= c->d->key_dim; a += FOLD_KEYS)
+        delta_fold_tile(FOLD_KEYS, W, c, u[0], 16 * FOLD_WIDE, a, column, left);
+    for (; a < c->d->key_dim; a++)
+        delta_fold_tile(1, W, c, u[0], 16 * FOLD_WIDE, a, column, left);
+}
+
+static void delta_fold_one(const delta_chunk *c, int32_t column, const float *since, float left) {
+    int64_t stride = c->d->value_dim;
+    for (int32_t a = 0; a < c->d->key_dim; a++) {
+        float *s = c->d->state + a * stride + column, sum = *s * left;
+        for (int32_t j = 0; j < DELTA_C; j++)
+            sum = fmaf(c->k[(int64_t)j * c->keys + a], c->u[j * stride + column] * since[j], sum);
+        *s = sum;
+    }
+}
+
+/* The rows of the chunk before this one go into the state. */
+static void delta_fold(const delta_chunk *c) {
+    float since[DELTA_C] = {0}, left = 1.0f;
+    for (int32_t i = 0; i < DELTA_C; i++) {
+        delta_decay(since, i, c->g[i]);
+        left = left * c->g[i];
+    }
+    int32_t column = 0, n = c->d->value_dim;
+    for (; column + 16 * FOLD_WIDE <= n; column += 16 * FOLD_WIDE)
+        delta_fold_slice(FOLD_WIDE, c, column, since, left);
+    for (; column + 16 <= n; column += 16)
+        delta_fold_slice(1, c, column, since, left);
+    for (; column < n; column++)
+        delta_fold_one(c, column, since, left);
+}
+
 static void delta(const cpu_delta *d) {
-    int64_t keys = (int64_t)CPU_DELTA_ROWS * d->key_dim;
-    delta_rows b = {.q = d->scratch, .k = d->scratch + keys, .o = d->scratch + 2 * keys};
-    b.g = b.o + (int64_t)CPU_DELTA_ROWS * d->value_dim;
-    b.b = b.g + CPU_DELTA_ROWS;
-    if (d->fresh)
-        memset(d->state, 0, (size_t)d->key_dim * (size_t)d->value_dim * sizeof(float));
-    for (int32_t first = 0; first < d->rows; first += CPU_DELTA_ROWS) {
-        delta_prepare(d, first, &b);
-        delta_columns(d, &b, first);
-        delta_finish(d, &b, first);
+    delta_chunk c = {.d = d, .keys = (int32_t)sl_round_up((uint64_t)d->key_dim, 16), .q = d->scratch, .k = d->kept};
+    c.u = c.k + (int64_t)DELTA_C * c.keys;
+    c.g = c.u + (int64_t)DELTA_C * d->value_dim;
+    c.o = c.q + (int64_t)DELTA_C * c.keys;
+    c.ks = c.o + (int64_t)DELTA_C * d->value_dim;
+    c.kk = (float(*)[DELTA_C])(c.ks + 2 * (int64_t)d->value_dim);
+    c.qk = c.kk + DELTA_C;
+    for (int32_t done = 0; done < d->rows; done += c.end - c.first) {
+        int32_t position = d->position + done;
+        c.first = position % DELTA_C;
+        c.row = done - c.first;
+        c.end = d->rows - c.row < DELTA_C ? (int32_t)(d->rows - c.row) : DELTA_C;
+        if (position == 0)
+            memset(d->state, 0, (size_t)d->key_dim * (size_t)d->value_dim * sizeof(float));
+        else if (c.first == 0)
+            delta_fold(&c);
+        delta_prepare(&c);
+        delta_pairs(&c);
+        delta_columns(&c);
+        delta_finish(&c);
     }
 }
 

@@ -59,14 +59,17 @@ typedef struct cpu_conv {
     bool fresh; /* the sequence begins: state counts as zeros */
 } cpu_conv;
 
-enum { CPU_CONV_KERNEL = 8 /* widest */, CPU_DELTA_ROWS = 16 };
+enum { CPU_CONV_KERNEL = 8 /* widest */, CPU_DELTA_ROWS = 16 /* of a chunk */ };
 
 /* The gated delta rule of one value head over consecutive rows of one sequence (ops.h, sl_delta), from the output of
  * the convolution to the gated norm. Row r: q + r * x_stride and so on.
  *
- * Order, the same everywhere: sums of squares as in rms_norm; sums over key dimensions i in two partial sums by i mod
- * 2, each fma by fma with i ascending, then even + odd: kv = sum k_i S_i;  d = beta * fma(-decay, kv, v);  S_i =
- * fma(k_i, d, S_i * decay);  o = sum q_i S_i Gates in double, rounded once. */
+ * In chunks of CPU_DELTA_ROWS positions that begin at multiples of it (cpu_delta_impl.h): state is that at the start of
+ * the chunk of the last row, kept what this chunk's rows added. Order, the same everywhere and for one row as for many:
+ * sums of squares as in rms_norm; products of two keys in 16 partial sums by dimension mod 16; a row times the state
+ * fma by fma with key dimensions ascending; then the chunk's rows before it, fma by fma, ascending; decays multiplied
+ * one by one from the older row on. Gates in double, rounded once. The oracle goes row by row: its state is that after
+ * the last row, and nothing is kept. */
 typedef struct cpu_delta {
     const float *q, *k, *v; /* key_dim, key_dim, value_dim */
     int64_t x_stride;
@@ -77,16 +80,23 @@ typedef struct cpu_delta {
     float *dst; /* value_dim */
     int64_t dst_stride;
     float *state; /* [key_dim][value_dim] */
+    float *kept;  /* cpu_delta_kept floats; NULL: for the oracle */
     float decay, dt_bias;
     const float *norm; /* [value_dim] */
     float norm_eps;
     int32_t rows, key_dim, value_dim;
-    bool fresh;     /* the sequence begins: state counts as zeros */
-    float *scratch; /* cpu_delta_scratch floats */
+    int32_t position; /* of the first row; 0: the sequence begins, and state and kept may be anything */
+    float *scratch;   /* cpu_delta_scratch floats */
 } cpu_delta;
 
+/* Keys, padded to sixteens, updates and decays of a chunk's rows. */
+static inline uint64_t cpu_delta_kept(int32_t key_dim, int32_t value_dim) {
+    return (uint64_t)CPU_DELTA_ROWS * (sl_round_up((uint64_t)key_dim, 16) + (uint64_t)value_dim + 1);
+}
+
 static inline uint64_t cpu_delta_scratch(int32_t key_dim, int32_t value_dim) {
-    return (uint64_t)CPU_DELTA_ROWS * (2ull * (uint64_t)key_dim + (uint64_t)value_dim + 2);
+    return (uint64_t)CPU_DELTA_ROWS * (sl_round_up((uint64_t)key_dim, 16) + (uint64_t)value_dim) +
+           2 * (uint64_t)value_dim + 2 * CPU_DELTA_ROWS * CPU_DELTA_ROWS;
 }
 
 /* g = exp(decay * softplus(alpha + dt_bias)), b = sigmoid(beta) */

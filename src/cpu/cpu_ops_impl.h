@@ -20,8 +20,13 @@ static v16 load_upto(const float *p, int64_t n) {
 
 static float sum_of_squares(const float *x, int32_t n) {
     v16 acc = v16_set(0);
-    for (int32_t i = 0; i < n; i += 16) {
-        v16 v = load_upto(x + i, n - i);
+    int32_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        v16 v = v16_load(x + i);
+        acc = acc + v * v;
+    }
+    if (i < n) {
+        v16 v = v16_load_part(x + i, n - i);
         acc = acc + v * v;
     }
     return v16_sum(acc);
@@ -440,6 +445,7 @@ static bool all_finite(const float *x, int64_t n) {
     return true;
 }
 
+#include "cpu/cpu_conv_impl.h"
 #include "cpu/cpu_delta_impl.h"
 
 const cpu_ops CPU_OPS_TABLE = {.name = CPU_OPS_NAME,

@@ -350,7 +350,7 @@ static bool plan_budget(sl_engine *e, const numerics *n, bool direct, sl_kv_layo
     if (!choose_chunk(e, n, &in, err) || !sl_model_kv_layout(e->model, n->kv, kv, err) ||
         !sl_kv_layout_init(kv, engine_slab_size(ENGINE_SLAB_SIZES - 1), err))
         return false;
-    sl_model_state(e->model, &e->state_layout);
+    sl_model_state(e->model, sl_state_keeps(wants_gpu(&e->options), n->numeric == SL_NUMERIC_EXACT), &e->state_layout);
     if (e->state_layout.layers && !sl_state_layout_init(&e->state_layout, engine_slab_size(ENGINE_SLAB_SIZES - 1), err))
         return false;
 #ifdef __GLIBC__

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-enum { VERSION = 2, SAMPLED_TENSORS = 64, SAMPLE_BYTES = 4096 };
+enum { VERSION = 3, SAMPLED_TENSORS = 64, SAMPLE_BYTES = 4096 };
 
 static const char MAGIC[8] = {'S', 'L', 'U', 'I', 'C', 'E', 'K', 'V'};
 
@@ -61,7 +61,7 @@ static void hash_settings(XXH3_state_t *h, const sl_engine *e) {
                        engine_kv_layout(e->kv)->head_dim};
     XXH3_64bits_update(h, sizes, sizeof sizes);
     const sl_state_layout *st = &e->state_layout;
-    int32_t state[] = {st->layers, st->key_heads, st->value_heads, st->key_dim, st->value_dim, st->kernel};
+    int32_t state[] = {st->layers, st->key_heads, st->value_heads, st->key_dim, st->value_dim, st->kernel, st->keeps};
     XXH3_64bits_update(h, state, sizeof state);
 }
 

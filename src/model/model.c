@@ -110,14 +110,15 @@ bool sl_model_kv_layout(const sl_model *m, sl_kv_format format, sl_kv_layout *ou
     return true;
 }
 
-void sl_model_state(const sl_model *m, sl_state_layout *out) {
+void sl_model_state(const sl_model *m, bool keeps, sl_state_layout *out) {
     const sl_model_config *c = &m->config;
     *out = (sl_state_layout){.layers = c->delta_layers,
                              .key_heads = c->delta_key_heads,
                              .value_heads = c->delta_value_heads,
                              .key_dim = c->delta_key_dim,
                              .value_dim = c->delta_value_dim,
-                             .kernel = c->delta_kernel};
+                             .kernel = c->delta_kernel,
+                             .keeps = keeps};
 }
 
 /* Logits that are not numbers would be sampled into fluent garbage. The row and what to suspect are named. */

@@ -53,8 +53,9 @@ uint64_t sl_model_expert_bytes(const sl_model *m);   /* of all routed experts on
 uint64_t sl_model_scratch_bytes(const sl_model *m, const sl_ops *ops, int32_t max_rows, int32_t max_outs);
 bool sl_model_kv_layout(const sl_model *m, sl_kv_format format, sl_kv_layout *out,
                         sl_error *err); /* derived fields not yet set */
-/* Recurrent state of a sequence; layers 0 where the model has none. Derived fields not yet set. */
-void sl_model_state(const sl_model *m, sl_state_layout *out);
+/* Recurrent state of a sequence (keeps: sl_state_keeps); layers 0 where the model has none. Derived fields not yet
+ * set. */
+void sl_model_state(const sl_model *m, bool keeps, sl_state_layout *out);
 
 /* Extents of routed experts for the store, one entry per MoE layer; owned by the model. */
 typedef struct sl_model_experts {

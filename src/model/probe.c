@@ -182,7 +182,7 @@ static bool init_layouts(sl_kv_layout *kv, sl_state_layout *state, uint64_t slab
 static uint64_t slab_bytes(const probe *p, sl_kv_format format, sl_kv_layout *kv, sl_state_layout *state,
                            sl_error *err) {
     uint64_t slab = 64 << 10;
-    sl_model_state(&p->m, state);
+    sl_model_state(&p->m, sl_state_keeps(false, false), state);
     if (!sl_model_kv_layout(&p->m, format, kv, err))
         return 0;
     kv->layers = kv->layers ? kv->layers : 1;

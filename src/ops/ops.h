@@ -65,15 +65,19 @@ bool sl_kv_layout_init(sl_kv_layout *l, uint64_t slab_bytes, sl_error *err);
 /* ---- recurrent state ----------------------------------------------------------------------------------------------
  */
 
-/* A block holds what one delta layer keeps of one sequence, all f32: the delta state [value_head][key_dim][value_dim],
- * then, at conv_offset, the last kernel - 1 rows of the convolution's input [kernel - 1][channels], oldest first. Block
- * b lies in slab b / blocks_per_slab at (b % blocks_per_slab) * block_bytes. */
+/* A block holds what one delta layer keeps of one sequence, all f32: the delta state [value_head][key_dim][value_dim];
+ * at conv_offset the last kernel - 1 rows of the convolution's input [kernel - 1][channels], oldest first; at
+ * kept_offset, where the implementation works in chunks (sl_state_keeps), what the rows of the current one added
+ * [value_head]. Block b lies in slab b / blocks_per_slab at (b % blocks_per_slab) * block_bytes. */
 typedef struct sl_state_layout {
     int32_t layers; /* delta layers: blocks of one sequence; 0: the model has none */
     int32_t key_heads, value_heads, key_dim, value_dim;
     int32_t kernel;       /* width of the convolution */
+    bool keeps;           /* rows of the current chunk */
     int32_t channels;     /* 2 * key_heads * key_dim + value_heads * value_dim */
     uint64_t conv_offset; /* bytes */
+    uint64_t kept_offset;
+    uint64_t kept_bytes;  /* of a value head */
     uint64_t block_bytes; /* a multiple of 64 */
     uint64_t used_bytes;  /* of a block: what a snapshot keeps */
     int32_t blocks_per_slab;
@@ -81,6 +85,12 @@ typedef struct sl_state_layout {
 
 /* Computes channels and what follows it. */
 bool sl_state_layout_init(sl_state_layout *l, uint64_t slab_bytes, sl_error *err);
+
+/* What `keeps` must be: the CPU's q8 mode takes the delta rule in chunks at fixed positions; its exact mode, and
+ * devices, have the state after the last row. */
+static inline bool sl_state_keeps(bool device, bool exact) {
+    return !device && !exact;
+}
 
 /* ---- the step -------------------------------------------------------------------------------------------------------
  */

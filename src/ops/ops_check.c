@@ -264,6 +264,9 @@ static bool check_state(const ops_memory *m, const sl_delta *d, sl_error *err) {
                        "%d has %d of %d, %d of %d, %d",
                        l->layers, l->key_heads, l->key_dim, l->value_heads, l->value_dim, l->kernel, d->layer,
                        d->key_heads, d->key_dim, d->value_heads, d->value_dim, d->kernel);
+    if (l->keeps != m->keeps)
+        return sl_fail(err, SL_ERR_ARGUMENT, "state that keeps %s rows of a chunk; %s expected",
+                       l->keeps ? "the" : "no", m->keeps ? "the rows" : "none");
     return true;
 }
 

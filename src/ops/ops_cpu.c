@@ -257,5 +257,6 @@ sl_ops *sl_ops_cpu_new(const sl_ops_cpu_options *options, sl_error *err) {
         free(o);
         return NULL;
     }
+    o->known.keeps = sl_state_keeps(false, exact);
     return &o->base;
 }

@@ -1,6 +1,6 @@
 /* Gated DeltaNet: the convolution over slices of channels, then the delta rule over heads, each a piece of work for the
- * pool per sequence. The recurrence runs row by row for one row and for many alike, so that no chunk of a prompt shows
- * in a bit. */
+ * pool per sequence. One row and many have the same formula (cpu_delta_impl.h), so that no cut of a prompt shows in a
+ * bit. */
 #include "ops/ops_cpu.h"
 
 enum { CONV_CHANNELS = 256 /* of a piece of work */ };
@@ -59,6 +59,7 @@ static void convolve_slices(void *ctx, int64_t begin, int64_t end, int worker) {
 
 static void recur(const delta_job *j, int32_t i, int32_t head, float *scratch) {
     const sl_delta *d = j->d;
+    const sl_state_layout *l = &j->o->known.state;
     int32_t key_head = d->tiled ? head % d->key_heads : head / (d->value_heads / d->key_heads);
     int64_t row = j->first[i], keys = (int64_t)d->key_heads * d->key_dim, at = (int64_t)head * d->value_dim;
     const float *x = j->qkv + row * j->qkv_stride;
@@ -75,6 +76,7 @@ static void recur(const delta_job *j, int32_t i, int32_t head, float *scratch) {
                    .dst = j->dst + row * j->dst_stride + at,
                    .dst_stride = j->dst_stride,
                    .state = (float *)(void *)state_of(j, i) + at * d->key_dim,
+                   .kept = (float *)(void *)(state_of(j, i) + l->kept_offset + (uint64_t)head * l->kept_bytes),
                    .decay = vector_of(j->o, &d->decay)[head],
                    .dt_bias = vector_of(j->o, &d->dt_bias)[head],
                    .norm = vector_of(j->o, &d->norm),
@@ -82,7 +84,7 @@ static void recur(const delta_job *j, int32_t i, int32_t head, float *scratch) {
                    .rows = rows_of(j, i),
                    .key_dim = d->key_dim,
                    .value_dim = d->value_dim,
-                   .fresh = begins(j, i),
+                   .position = j->step->position[row],
                    .scratch = scratch};
     if (j->o->numeric == SL_NUMERIC_EXACT)
         cpu_delta_exact(&c);

@@ -20,6 +20,7 @@ typedef struct ops_memory {
     uint8_t **kv_slabs;
     size_t kv_count, kv_capacity;
     sl_state_layout state; /* layers 0: none was set */
+    bool keeps;            /* what its field of this name must be */
     uint8_t **state_slabs;
     size_t state_count, state_capacity;
     sl_expert_source experts;

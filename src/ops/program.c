@@ -2,6 +2,8 @@
  * step. */
 #include "ops/program.h"
 
+#include "cpu/cpu_ops.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -498,7 +500,9 @@ bool sl_state_layout_init(sl_state_layout *l, uint64_t slab_bytes, sl_error *err
     l->channels = (int32_t)(2 * keys + values);
     conv = (uint64_t)(l->kernel - 1) * (uint64_t)l->channels * sizeof(float);
     l->conv_offset = sl_round_up(delta, 64);
-    l->used_bytes = l->conv_offset + conv;
+    l->kept_offset = sl_round_up(l->conv_offset + conv, 64);
+    l->kept_bytes = l->keeps ? cpu_delta_kept(l->key_dim, l->value_dim) * sizeof(float) : 0;
+    l->used_bytes = l->keeps ? l->kept_offset + (uint64_t)l->value_heads * l->kept_bytes : l->conv_offset + conv;
     l->block_bytes = sl_round_up(l->used_bytes, 64);
     if (l->block_bytes > slab_bytes)
         return sl_fail(err, SL_ERR_ARGUMENT, "a block of state of %llu bytes does not fit a slab of %llu",

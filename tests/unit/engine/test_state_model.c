@@ -69,9 +69,11 @@ static void test_figures(void **state) {
     const sl_model_config *c = sl_model_config_get(e->model);
     int values = c->delta_value_heads * c->delta_value_dim, keys = c->delta_key_heads * c->delta_key_dim;
     int state_floats = values * c->delta_key_dim + (c->delta_kernel - 1) * (2 * keys + values);
+    int kept_floats = c->delta_value_heads * 16 * ((c->delta_key_dim + 15) / 16 * 16 + c->delta_value_dim + 1);
     assert_in_range(c->delta_layers, 1, c->layers - 1);
     assert_int_equal(c->attention_layers, c->layers - c->delta_layers);
-    assert_int_equal(i.state_bytes_per_sequence, c->delta_layers * ((state_floats * 4 + 63) / 64 * 64));
+    assert_int_equal(i.state_bytes_per_sequence,
+                     c->delta_layers * ((state_floats * 4 + 63) / 64 * 64 + (kept_floats * 4 + 63) / 64 * 64));
     assert_int_equal(i.kv_bytes_per_token, c->attention_layers * 2 * c->kv_heads * c->head_dim * 2);
     sl_engine_close(e);
 }

@@ -107,8 +107,8 @@ static bool set_up_kv(fixture *f, const fixture_options *o, sl_error *err) {
 }
 
 /* Blocks of recurrent state, handed out from the end, full of NaN: a sequence begins from zeros. */
-static bool set_up_state(fixture *f, sl_error *err) {
-    sl_model_state(f->model, &f->state);
+static bool set_up_state(fixture *f, const fixture_options *o, sl_error *err) {
+    sl_model_state(f->model, sl_state_keeps(f->gpu != NULL, o->numeric == SL_NUMERIC_EXACT), &f->state);
     if (f->state.layers == 0)
         return true;
     if (!sl_state_layout_init(&f->state, sl_mem_slab_bytes(f->mem), err))
@@ -153,7 +153,7 @@ static bool open_all(fixture *f, const fixture_options *o, sl_error *err) {
     f->experts = read_experts(f->ckpt, f->model, o);
     sl_expert_source source = {.self = f->experts, .begin = begin, .next = next, .done = done, .end = end};
     sl_ops_set_experts(f->ops, &source);
-    return set_up_kv(f, o, err) && set_up_state(f, err) &&
+    return set_up_kv(f, o, err) && set_up_state(f, o, err) &&
            sl_model_load(f->model, f->mem, f->ops, o->max_rows, o->max_rows, NULL, NULL, err);
 }
 

@@ -14,7 +14,7 @@
 
 static const uint64_t seed = 20261130;
 
-enum { LAYERS = 2, SEQS = 3, LENGTH = 40, MAX_ROWS = 64, SLAB = 1 << 16 };
+enum { LAYERS = 2, SEQS = 3, LENGTH = 40, MAX_ROWS = 64, SLAB = 1 << 17 };
 
 /* A program of one delta op, its operands' rows for every position of three sequences, and its state. */
 typedef struct delta_rig {
@@ -53,14 +53,15 @@ static int32_t values(const sl_delta *d) {
 }
 
 /* Blocks dealt out backwards over as many slabs as it takes, filled with NaN. */
-static void make_state(delta_rig *x) {
+static void make_state(delta_rig *x, bool exact) {
     sl_error err = {0};
     x->layout = (sl_state_layout){.layers = LAYERS,
                                   .key_heads = x->d.key_heads,
                                   .value_heads = x->d.value_heads,
                                   .key_dim = x->d.key_dim,
                                   .value_dim = x->d.value_dim,
-                                  .kernel = x->d.kernel};
+                                  .kernel = x->d.kernel,
+                                  .keeps = sl_state_keeps(false, exact)};
     assert_true(sl_state_layout_init(&x->layout, SLAB, &err));
     assert_int_equal(x->layout.channels, channels(&x->d));
     sl_ops_set_state(x->g.ops, &x->layout);
@@ -101,7 +102,7 @@ static delta_rig *delta_open(const rig_options *o, const sl_delta *like, bool bi
     sl_op_delta(x->p, x->dst, x->qkv, x->z, x->beta, x->alpha, &x->d);
     if (!sl_program_end(x->p, &err))
         fail_msg("%s", err.message);
-    make_state(x);
+    make_state(x, o->numeric == SL_NUMERIC_EXACT);
     int32_t n = channels(like) + values(like) + 2 * like->value_heads;
     for (int s = 0; s < SEQS; s++)
         for (int i = 0; i < LENGTH; i++) {

@@ -419,30 +419,6 @@ static bool put_conditional(tr *m, size_t i, size_t end, size_t *next) {
     return ok;
 }
 
-/* ---- `T a[n] = { [0 ... n - 1] = v };` ----------------------------------------------------------------------------
- */
-
-/* GNU C's way to fill an array, which NVRTC does not know: becomes a loop behind the declaration. At `=`. */
-static bool put_fill(tr *m, size_t i, size_t end, size_t *next) {
-    *next = i;
-    if (!i || !msl_here(m, i - 1, "]") || !msl_here(m, i + 1, "{") || !msl_here(m, i + 2, "[") ||
-        !msl_here(m, i + 4, "..."))
-        return true;
-    size_t name = i, close = m->match[i + 1], value = m->match[i + 2] + 2;
-    while (name > 1 && msl_here(m, name - 1, "]"))
-        name = m->match[name - 1];
-    if (!name || !msl_name_at(m, name - 1) || !msl_is(msl_at(m, i + 3), "0") || close >= end || value >= close ||
-        !msl_here(m, value - 1, "=") || msl_here(m, value, "{") || !msl_here(m, close + 1, ";"))
-        return true;
-    const msl_token *t = msl_at(m, name - 1);
-    msl_put(m, i, "; for (auto &msl_each : %.*s) msl_each = (", (int)t->size, t->text);
-    if (!msl_emit(m, value, close))
-        return false;
-    msl_put(m, close, ")");
-    *next = close + 1;
-    return true;
-}
-
 /* Does the source know of 16-bit floats? */
 void msl_find_halves(tr *m) {
     for (size_t i = 0; i < m->tokens.count && !m->has_halves; i++) {
@@ -501,8 +477,6 @@ bool msl_emit(tr *m, size_t begin, size_t end) {
         if (next == i && !m->out_muted && msl_here(m, i, "=") && !put_filled_array(m, i, end, &next))
             return false;
         if (next == i && !m->out_muted && m->has_halves && msl_here(m, i, "?") && !put_conditional(m, i, end, &next))
-            return false;
-        if (next == i && !m->out_muted && msl_here(m, i, "=") && !put_fill(m, i, end, &next))
             return false;
         if (next > i) {
             i = next;

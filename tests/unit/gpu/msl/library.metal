@@ -81,3 +81,4 @@ struct stage { buffer_of<float4, access::read_write> b; };
 [[visible]] float twice(float x) { return x * 2; }
 struct place_of { uint2 at [[thread_position_in_grid]]; device float *o; ushort lane [[thread_index_in_simdgroup]]; constant uint &n; uint3 group [[threadgroup_position_in_grid]]; };
 kernel void k11 [[max_total_threads_per_threadgroup(64)]] (place_of in, constant stage &s) { in.o[in.at.x] = twice(in.n + in.lane) + in.group.y + (__UINT32_MAX__ >> 31) + __CHAR_BIT__ + __FLT_MAX__; ((stage)s).b.put(in.at.y, float4(1)); }
+kernel void k12(device float *o) { float a[8] = {[0 ... 7] = -INFINITY}; half c[4] = {[0 ... 4 - 1] = 1.0h}; o[0] = a[1] + c[2]; }

@@ -132,7 +132,7 @@ inline void value_tiles(threadgroup prefill_memory<D, HEADS> &m, thread tile_flo
             for (uint k = 0; k < KEYS; k += 16) {
                 tile_half pt, vt;
                 tile_load(pt, m.p + h * ROWS * P_STRIDE + k, P_STRIDE);
-                tile_load(vt, v + k * tile_padded<D>() + n * 16, tile_padded<D>());
+                tile_load_right(vt, v + k * tile_padded<D>() + n * 16, tile_padded<D>());
                 tile_mma(t, pt, vt);
             }
         }

@@ -139,7 +139,7 @@ inline void value_tiles(threadgroup wide_memory<D> &m, thread tile_float *o, uin
             continue;
         tile_half vt;
         tile_scale_rows(o[n], keep);
-        tile_load(vt, v + n * 16, wide_memory<D>::stride);
+        tile_load_right(vt, v + n * 16, wide_memory<D>::stride);
         tile_mma(o[n], p, vt);
     }
 }

@@ -91,7 +91,7 @@ inline void multiply_staged(thread tile_float *acc, threadgroup const half *x_ti
 #pragma unroll
         for (uint j = 0; j < 2; j++) {
             if (TURNED)
-                tile_load(wt, w_tile + k * TILE_STRIDE + j * 16, TILE_STRIDE);
+                tile_load_right(wt, w_tile + k * TILE_STRIDE + j * 16, TILE_STRIDE);
             else
                 tile_load_transposed(wt, w_tile + j * 16 * TILE_STRIDE + k, TILE_STRIDE);
             tile_mma(acc[j], x, wt);

@@ -70,6 +70,8 @@ static bool put_source(const sl_ops_gpu *o, gpu_file file, sl_buf *out, sl_error
     if (!source)
         return false;
     sl_buf_puts(out, "#define SL_FMA_FORMATS(X)\n"); /* measured beside the others, not used */
+    if (o->few)
+        sl_buf_puts(out, "#define SL_TILE_FRAGMENTS\n");
     if (file == GPU_FEW)
         sl_buf_printf(out, "#define SL_FEW_PANEL %d\n", o->few_panel);
     if (kv->head_dim)

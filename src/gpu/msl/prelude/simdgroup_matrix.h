@@ -184,6 +184,74 @@ MSL_I float4 simdgroup_mma_16x8x16(float4 c, uint4 a, uint2 b, MSL_LINE) {
 }
 #endif
 
+/* Such fragments in threadgroup memory; p and stride are multiples of 8 halves. a[r][c] = p[r * stride + c]; of b the
+ * columns 0-7 are x, y of the result and 8-15 are z, w: b[r][c] = p[r * stride + c], or turned p[c * stride + r]. */
+#ifdef SL_MSL_CUDA
+template <bool TURN> MSL_I uint4 msl_load_matrices(const half *p) {
+    uint4 v;
+    unsigned at = (unsigned)::__cvta_generic_to_shared(p);
+    if constexpr (TURN)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(at)
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(at)
+                     : "memory");
+    return v;
+}
+MSL_I uint4 simdgroup_load_a(const half *p, uint stride) {
+    const uint l = msl_lane();
+    return msl_load_matrices<false>(p + (l & 15u) * stride + (l >> 4) * 8u);
+}
+MSL_I uint4 simdgroup_load_b(const half *p, uint stride) {
+    const uint l = msl_lane();
+    return msl_load_matrices<true>(p + (l & 15u) * stride + (l >> 4) * 8u);
+}
+MSL_I uint4 simdgroup_load_b_turned(const half *p, uint stride) {
+    const uint l = msl_lane();
+    return msl_load_matrices<false>(p + ((l & 7u) + (l >> 4) * 8u) * stride + (l >> 3 & 1u) * 8u);
+}
+#else
+MSL_I uint msl_halves(const half *low, const half *high) {
+    return uint(low->msl_v) | uint(high->msl_v) << 16;
+}
+MSL_I uint4 simdgroup_load_a(const half *p, uint stride) {
+    const uint l = msl_lane();
+    p += (l >> 2) * stride + (l & 3u) * 2u;
+    const half *low = p + 8 * stride;
+    return uint4(msl_halves(p, p + 1), msl_halves(low, low + 1), msl_halves(p + 8, p + 9), msl_halves(low + 8, low + 9));
+}
+MSL_I uint4 simdgroup_load_b(const half *p, uint stride) {
+    const uint l = msl_lane();
+    p += (l & 3u) * 2u * stride + (l >> 2);
+    const half *low = p + 8 * stride;
+    return uint4(msl_halves(p, p + stride), msl_halves(low, low + stride), msl_halves(p + 8, p + stride + 8),
+                 msl_halves(low + 8, low + stride + 8));
+}
+MSL_I uint4 simdgroup_load_b_turned(const half *p, uint stride) {
+    const uint l = msl_lane();
+    p += (l >> 2) * stride + (l & 3u) * 2u;
+    const half *low = p + 8 * stride;
+    return uint4(msl_halves(p, p + 1), msl_halves(p + 8, p + 9), msl_halves(low, low + 1), msl_halves(low + 8, low + 9));
+}
+#endif
+/* p[r * stride + c] = c0 for columns 0-7, c1 for 8-15. */
+MSL_I void simdgroup_store_c(float4 c0, float4 c1, float *p, uint stride) {
+    const uint l = msl_lane();
+    p += (l >> 2) * stride + (l & 3u) * 2u;
+    float *low = p + 8 * stride;
+    p[0] = c0.x, p[1] = c0.y, p[8] = c1.x, p[9] = c1.y;
+    low[0] = c0.z, low[1] = c0.w, low[8] = c1.z, low[9] = c1.w;
+}
+/* p[r * stride] of the rows that this lane holds of such a product. */
+MSL_I float2 simdgroup_rows_c(const float *p, uint stride) {
+    const uint r = msl_lane() >> 2;
+    return float2(p[r * stride], p[(r + 8u) * stride]);
+}
+
 /* ---- copies that run ahead --------------------------------------------------------------------------------------- */
 
 /* Not in Metal. A thread begins copies of 4, 8 or 16 bytes (both addresses multiples of that) from device to threadgroup

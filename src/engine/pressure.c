@@ -1,10 +1,11 @@
 /* Memory pressure: when to give expert slabs back and when to take them again. */
 #include "engine/internal.h"
 
-#define MIB     (1ull << 20)
-#define LOOK_NS 100000000ull   /* a look costs some tens of microseconds */
-#define CALM_NS 10000000000ull /* no pressure for so long, then memory is taken again, */
-#define STEP_NS 1000000000ull  /* a share of it every second */
+#define MIB           (1ull << 20)
+#define LOOK_NS       100000000ull   /* a look costs some tens of microseconds */
+#define LOOK_OFTEN_NS 20000000ull    /* where little is left */
+#define CALM_NS       10000000000ull /* no pressure for so long, then memory is taken again, */
+#define STEP_NS       1000000000ull  /* a share of it every second */
 enum { LOW_SHARE = 32, STALL_SHARE = 16, GROW_SHARE = 16 };
 static const double stalled_much = 0.1;
 
@@ -40,7 +41,7 @@ uint64_t engine_pressure_decide(engine_pressure *p, const sl_memory_state *s, ui
 void engine_pressure_look(sl_engine *e) {
     engine_pressure *p = &e->pressure;
     uint64_t now = sl_now_ns();
-    if (!p->on || now - p->looked_ns < LOOK_NS)
+    if (!p->on || now - p->looked_ns < (p->near ? LOOK_OFTEN_NS : LOOK_NS))
         return;
     p->looked_ns = now;
     sl_memory_state s;
@@ -48,6 +49,7 @@ void engine_pressure_look(sl_engine *e) {
     sl_experts_stats x;
     sl_experts_stats_get(e->experts, &x);
     uint64_t slab = sl_mem_slab_bytes(e->mem), before = p->cap;
+    p->near = s.known && s.room / 4 < engine_pressure_low(s.total, slab);
     uint64_t cap = engine_pressure_decide(p, &s, x.slot_bytes, slab, now);
     if (cap == before)
         return;

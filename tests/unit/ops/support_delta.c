@@ -88,6 +88,7 @@ static void make_delta(delta_twin *t, const delta_case *c) {
     int32_t channels = 2 * c->key_heads * c->key_dim + c->value_heads * c->value_dim;
     t->decay = c->decay;
     t->magnitude = c->magnitude != 0 ? c->magnitude : 1;
+    t->keys = c->keys != 0 ? c->keys : 1;
     t->qkv = rig_view(g, SL_ROWS_ALL, DELTA_ROWS, channels, 3);
     t->z = rig_view(g, SL_ROWS_ALL, DELTA_ROWS, c->value_heads * c->value_dim, 1);
     t->beta = rig_view(g, SL_ROWS_ALL, DELTA_ROWS, c->value_heads, 2);
@@ -157,8 +158,9 @@ static float alpha_of(delta_decay decay, rng *r) {
 
 static void fill_row(const delta_twin *t, int32_t row, int32_t seq, int32_t position) {
     rng r = {seed + 1000003 * (uint64_t)(seq + 1) + (uint64_t)position};
+    int32_t keys = 2 * t->state.key_heads * t->state.key_dim;
     for (int32_t c = 0; c < t->qkv.cols; c++)
-        rig_row(&t->g, &t->qkv, row)[c] = rng_normal(&r) * t->magnitude;
+        rig_row(&t->g, &t->qkv, row)[c] = rng_normal(&r) * t->magnitude * (c < keys ? t->keys : 1);
     for (int32_t c = 0; c < t->state.key_heads && t->bad_position > 0 && position == t->bad_position; c++)
         rig_row(&t->g, &t->qkv, row)[(t->state.key_heads + c + 1) * t->state.key_dim - 1] = NAN;
     for (int32_t c = 0; c < t->z.cols; c++)

@@ -13,7 +13,7 @@ typedef struct delta_case {
     int32_t key_heads, value_heads, key_dim, value_dim, width;
     bool tiled, bias, in_place; /* in_place: z is dst */
     delta_decay decay;
-    float magnitude;               /* of qkv; 0: 1 */
+    float magnitude, keys;         /* of qkv, and of q and k beside that; 0: 1 */
     int32_t steps[DELTA_STEPS][2]; /* rows of sequences 0 and 1, in this order, in each step */
 } delta_case;
 
@@ -23,7 +23,7 @@ typedef struct delta_twin {
     sl_view dst, qkv, z, beta, alpha;
     sl_state_layout state;
     delta_decay decay;
-    float magnitude;
+    float magnitude, keys;
     int32_t bad_position; /* > 0: the last key there is NaN in every head */
     uint8_t *slabs[16];
     int32_t blocks[2][2];

@@ -30,6 +30,11 @@ static void the_delta_rule_is_sound(void **state) {
                   1e-4);
 }
 
+/* Their length is that of smaller ones. */
+static void keys_whose_squares_overflow(void **state) {
+    delta_compare(&(delta_case){2, 2, 37, 24, 4, .keys = 1e25f, .steps = {{3, 2}, {20, 1}}}, false, 1e-4);
+}
+
 /* Row by row a sequence in pieces has the bits of the sequence at once. */
 static void pieces_change_no_bit(void **state) {
     static const delta_case c = {2, 4, 64, 64, 4, .bias = true, .in_place = true};
@@ -153,11 +158,17 @@ static void a_nan_goes_forwards_only(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_delta_rule_is_sound),    cmocka_unit_test(chunks_are_sound),
-        cmocka_unit_test(the_delta_rule_is_the_cpus), cmocka_unit_test(pieces_change_no_bit),
-        cmocka_unit_test(chunks_are_the_rule),        cmocka_unit_test(decays_of_all_strengths),
-        cmocka_unit_test(values_of_a_million),        cmocka_unit_test(passes_follow_each_other),
-        cmocka_unit_test(a_nan_goes_forwards_only),   cmocka_unit_test(steps_of_whole_chunks_change_no_bit),
+        cmocka_unit_test(the_delta_rule_is_sound),
+        cmocka_unit_test(chunks_are_sound),
+        cmocka_unit_test(the_delta_rule_is_the_cpus),
+        cmocka_unit_test(keys_whose_squares_overflow),
+        cmocka_unit_test(pieces_change_no_bit),
+        cmocka_unit_test(chunks_are_the_rule),
+        cmocka_unit_test(decays_of_all_strengths),
+        cmocka_unit_test(values_of_a_million),
+        cmocka_unit_test(passes_follow_each_other),
+        cmocka_unit_test(a_nan_goes_forwards_only),
+        cmocka_unit_test(steps_of_whole_chunks_change_no_bit),
     };
     return cmocka_run_group_tests(tests, delta_cache_make, delta_cache_remove);
 }

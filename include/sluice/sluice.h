@@ -76,7 +76,7 @@ typedef struct sl_engine_info {
     int layers, moe_layers, hidden, heads, kv_heads, head_dim, vocab;
     int experts, experts_per_token, context, model_context;
     int threads, chunk;
-    uint64_t file_bytes, resident_bytes, expert_bytes; /* on disk; in memory; all routed experts on disk */
+    uint64_t file_bytes, resident_bytes, expert_bytes; /* weights; of them in memory; all routed experts */
     uint64_t bytes_per_expert;                         /* largest slot */
     uint64_t bytes_per_token;                          /* expert bytes one token asks for */
     uint64_t scratch_bytes, kv_bytes_per_token;
@@ -88,6 +88,7 @@ typedef struct sl_engine_info {
     uint64_t least_kv_tokens;       /* the same under the least budget */
     uint64_t state_bytes_per_sequence; /* recurrent state, whatever its length; 0: the model has none */
     int32_t linear_layers;             /* layers of linear attention among `layers` */
+    uint64_t disk_bytes;               /* files with weights, with what is padding in them (packs) or not read */
 } sl_engine_info;
 
 /* Fills *info (info->size set by the caller). */

@@ -1,11 +1,13 @@
 /* sluice info: what a model is and the memory it needs, from its headers. */
 #include "cli.h"
 
+#include <string.h>
+
 json_t *cli_info_json(const sl_engine_info *i) {
     return json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s," /* path..approximation */
         " s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i,"
-        " s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i}",
+        " s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:I}",
         "path", i->path, "container", i->container, "architecture", i->architecture, "formats", i->formats, "numeric",
         i->numeric, "isa", i->isa, "reader", i->reader, "kv_type", i->kv_type, "approximation",
         i->approximation, //
@@ -20,11 +22,12 @@ json_t *cli_info_json(const sl_engine_info *i) {
         (json_int_t)i->suggested_memory, "full_memory", (json_int_t)i->full_memory, "memory", (json_int_t)i->memory,
         "slots", (json_int_t)i->slots, "dense_bytes_per_token", (json_int_t)i->dense_bytes_per_token, "kv_tokens",
         (json_int_t)i->kv_tokens, "least_kv_tokens", (json_int_t)i->least_kv_tokens, "state_bytes_per_sequence",
-        (json_int_t)i->state_bytes_per_sequence, "linear_layers", i->linear_layers);
+        (json_int_t)i->state_bytes_per_sequence, "linear_layers", i->linear_layers, "disk_bytes",
+        (json_int_t)i->disk_bytes);
 }
 
 static void print_model(const sl_engine_info *i) {
-    char file[16], resident[16], experts[16], one[16], token[16], linear[48] = "";
+    char file[16], disk[16], resident[16], experts[16], one[16], token[16], linear[48] = "";
     printf("model       %s\n", i->path);
     printf("            %s, %s; weights %s\n", i->architecture, i->container, i->formats);
     if (i->linear_layers > 0)
@@ -37,8 +40,11 @@ static void print_model(const sl_engine_info *i) {
                cli_size(i->bytes_per_token, token));
     else
         printf("experts     none: a dense model, all of it stays in memory\n");
-    printf("size        %s on disk: %s resident, %s experts\n", cli_size(i->file_bytes, file),
+    printf("size        %s of weights: %s resident, %s experts", cli_size(i->file_bytes, file),
            cli_size(i->resident_bytes, resident), cli_size(i->expert_bytes, experts));
+    if (strncmp(i->container, "pack", 4) == 0 && i->disk_bytes > i->file_bytes)
+        printf("; %s on disk, where each begins at a multiple of 16 KiB", cli_size(i->disk_bytes, disk));
+    printf("\n");
     if (i->approximation[0])
         printf("asked for   %s (an approximation)\n", i->approximation);
 }

@@ -39,6 +39,8 @@ static void fill_model(const sl_engine *e, sl_engine_info *i) {
     i->experts = c->moe_layers ? c->experts : 0;
     i->experts_per_token = c->moe_layers ? c->top_k : 0;
     i->file_bytes = sl_ckpt_bytes(e->ckpt);
+    for (int k = 0; k < sl_ckpt_file_count(e->ckpt); k++)
+        i->disk_bytes += sl_ckpt_file(e->ckpt, k)->size;
     i->resident_bytes = sl_model_resident_bytes(e->model);
     i->expert_bytes = sl_model_expert_bytes(e->model);
     i->dense_bytes_per_token = sl_model_token_bytes(e->model);

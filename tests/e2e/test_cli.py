@@ -445,3 +445,16 @@ def test_an_output_replaces_neither_inputs_nor_devices(run, tiny, tmp_path):
     assert run("routes", routes, "--svg", routes, check=False).returncode
     assert routes.read_bytes() == before and text.read_text().startswith("some words")
     assert Path("/dev/null").is_char_device()
+
+
+def test_synth_says_what_cannot_be_in_the_format(run, tmp_path):
+    said = run("synth", "tiny-qwen3-moe", tmp_path / "k.gguf", "--format", "q4_k-gguf").stderr
+    assert "matrices are Q8_0: their rows do not divide into blocks of 256, which Q4_K has" in said
+    assert "Q8_0" not in run("synth", "tiny-qwen3-moe", tmp_path / "q.gguf").stderr
+
+
+def test_a_budget_too_small_for_what_a_command_measures_with_says_so(run, tmp_path):
+    run("synth", "tiny-qwen3-moe", tmp_path / "m.gguf")
+    bench = run("bench", tmp_path / "m.gguf", "--memory", "2M", "--tokens", 8, "--warmup", 8, "--prefill", 0, "--repeat", 1, check=False).stderr
+    assert "the process itself" in bench and ", what it measures with 20.00 MiB" in bench
+    assert "measures with" not in run("run", tmp_path / "m.gguf", "hi", "--memory", "2M", check=False).stderr

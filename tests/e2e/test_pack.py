@@ -100,6 +100,25 @@ def test_pack_of_the_shipped_model_chats_as_it_does(run, smol, tmp_path):
     same = ["architecture", "formats", "layers", "experts", "experts_per_token", "expert_bytes", "resident_bytes", "file_bytes", "vocab", "approximation"]
     assert {k: info[k] for k in same} == {k: was[k] for k in same}
     assert info["container"] == "pack of safetensors"
+    held = sum(f.stat().st_size for f in (tmp_path / "p").glob("*"))
+    assert info["file_bytes"] < info["disk_bytes"] <= held
+    assert "on disk, where each begins at a multiple" in run("info", tmp_path / "p").stdout
+    assert "on disk" not in run("info", smol).stdout
+
+
+def test_calibration_is_of_text_and_of_no_more_than_asked_for(run, smol, tmp_path):
+    (tmp_path / "text").write_text("Once upon a time there was a river. " * 40)
+    (tmp_path / "binary").write_bytes(b"plain, then " + b"\xff\xfe\x00")
+    refused = run("pack", smol, tmp_path / "p", "--experts", "4bit", "--calibrate", tmp_path / "binary", check=False)
+    assert refused.returncode == 1 and "binary: byte 0xff at offset 12, a text in UTF-8 expected" in refused.stderr
+    assert not (tmp_path / "p").exists()
+    lost = run("pack", smol, tmp_path / "p", "--experts", "4bit", "--tokens", 8, check=False)
+    assert lost.returncode == 2 and "--calibrate" in lost.stderr
+    some = run("pack", smol, tmp_path / "p", "--experts", "4bit", "--calibrate", tmp_path / "text", "--tokens", 8)
+    assert "calibrating with the first 8 tokens of the text" in some.stderr
+    whole = run("pack", smol, tmp_path / "q", "--experts", "4bit", "--calibrate", tmp_path / "text")
+    assert "the first" not in whole.stderr
+    assert (tmp_path / "p/layer-000.bin").read_bytes() != (tmp_path / "q/layer-000.bin").read_bytes()
 
 
 def test_pack_of_a_pack_is_the_same_layout(run, tiny, logits, tmp_path):

@@ -352,6 +352,10 @@ SOFT_ON_FIBER void soft_check_misaligned(const void *address, uint32_t alignment
     soft_worker *w = f->worker;
     soft_check *c = w->job->check;
     uintptr_t a = (uintptr_t)address;
+    if (a % alignment == 0) { /* told by the same call: behind the end of an object that the compiler sees whole */
+        soft_report r = new_report(f, SOFT_BEYOND_OWN, SOFT_READS, 0, pc);
+        end_dispatch(f, &r);
+    }
     soft_report r = new_report(f, SOFT_MISALIGNED, SOFT_READS, alignment, pc);
     copy_type(r.type, type);
     if (a - (uintptr_t)w->arena < SOFT_ARENA)

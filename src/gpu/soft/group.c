@@ -177,6 +177,11 @@ static void check_barrier(soft_worker *w) {
         soft_check_apart(w, SOFT_BARRIER_APART, waits, elsewhere);
 }
 
+/* A thread's variables begin as NaN bits: what is read before it is written shows in the results. */
+static void poison_stack(const soft_worker *w, uint32_t index) {
+    memset((void *)(soft_stack_top(w, index) - SOFT_POISONED), 0xFF, SOFT_POISONED);
+}
+
 static void prepare_threads(soft_worker *w) {
     soft_region *r = w->region;
     const uint32_t *size = r->group.threads;
@@ -189,6 +194,8 @@ static void prepare_threads(soft_worker *w) {
         f->state = SOFT_RUNS;
         f->beyond = 0;
         f->threadgroup_epoch = f->device_epoch = (soft_epoch){0};
+        if (w->job->check)
+            poison_stack(w, i);
         soft_fiber_reset(w, i, start);
         if (++x == size[0]) {
             x = 0;

@@ -26,6 +26,7 @@ enum {
     SOFT_STACK = 128 << 10,   /* of a fibre, its guard page included */
     SOFT_REGION = 256 << 20,  /* a worker's state and stacks; aligned to its size */
     SOFT_HEADER_STACKS = 4,   /* stacks' room at the region's start, which holds soft_region */
+    SOFT_POISONED = 4 << 10,  /* bytes of it that are NaN at first (checking mode) */
     SOFT_GUARD = 16 << 10,    /* a page on every system */
     SOFT_AROUND = 1 << 20,    /* bytes without a mapping around what a kernel may touch */
     SOFT_ARENA = 256 << 10,   /* threadgroup memory with red zones */

@@ -242,6 +242,19 @@ static const fault faults[] = {
      {"misaligned: ", "at an address that is no multiple of 4, buffer 1 (out) at byte 6 (index 1)"},
      1,
      1},
+    {"one past the end of an array of structs",
+     "struct four { float v[4]; void add(float x) { for (int i = 0; i < 4; i++) v[i] += x; } };\nKERNEL {\n"
+     "  four own[3] = {};\n  for (int i = 0; i <= BUFFER(const int, 2)[2]; i++)\n    own[i].add(1);\n"
+     "  BUFFER(float, 1)[T->index] = own[T->index % 3].v[1];\n}\n",
+     {"out of bounds: "},
+     1,
+     1},
+    {"a thread's variable read before it was written", /* is NaN */
+     "KERNEL {\n  float own[4];\n  own[BUFFER(const int, 2)[0]] = 1;\n  float v = own[BUFFER(const int, 2)[1]];\n"
+     "  BUFFER(int, 1)[v != v ? 5000 : 0] = 1;\n}\n",
+     {"out of bounds: write of 4 bytes, buffer 1 (out) at byte 20000"},
+     1,
+     1},
     /* sound ones that resemble the others */
     {"bytes of words, and packed structs anywhere",
      "struct __attribute__((packed)) loose { char c; float v; };\nKERNEL {\n"

@@ -326,6 +326,8 @@ static void decode_is_float64s(void **state) {
         {SL_KV_F16, 9, 1, 576, 2, {1, 1}, {70, 530}, .values = 512}, /* one latent for heads in two tiles, two splits */
         {SL_KV_Q8_0, 3, 1, 576, 1, {2}, {40}, .values = 512, .apart = 4},
         {SL_KV_F32, 2, 1, 576, 1, {1}, {33}, .values = 512, .sinks = true, .window = 20},
+        {SL_KV_F16, 8, 1, 64, 1, {1}, {290}, .window = 0},  /* as many heads as at once, several blocks of each */
+        {SL_KV_F16, 2, 1, 64, 1, {1}, {100}, .window = 70}, /* begins with the last token of a block */
     };
     rng r = {seed};
     for (size_t i = 0; i < SL_COUNT(shapes); i++)
@@ -404,6 +406,8 @@ static void prefill_is_float64s(void **state) {
 static void prefill_of_a_million_stays_finite(void **state) {
     rng r = {seed + 3};
     run_prefill(&prefill, &r, &(shape){SL_KV_F16, 2, 1, 64, 1, {5}, {40}, .window = 0}, 2, 1e6f);
+    /* a row's own key is the first of a step and far above the one before it, the step's next is far above both */
+    run_prefill(&prefill, &r, &(shape){SL_KV_F16, 4, 2, 64, 1, {3}, {31}, .window = 2}, 1, 1e6f);
     run_prefill(&wide, &r, &(shape){SL_KV_F16, 2, 1, 576, 1, {5}, {40}, .values = 512}, 0, 1e6f);
 }
 

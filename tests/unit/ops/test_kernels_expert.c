@@ -30,7 +30,18 @@ typedef struct expert_case {
     bool gate_up;          /* else: down */
     bool aborted, invalid; /* invalid: the first and the last pair chose what is no expert */
     float magnitude;
+    bool biased, clamped; /* clamped: SwiGLU within LIMIT instead of SiLU */
 } expert_case;
+
+#define LIMIT 0.7f
+#define ALPHA 1.7f
+
+static double activation(const expert_case *c, double gate, double up) {
+    if (!c->clamped)
+        return gate / (1 + exp(-gate)) * up;
+    gate = fmin(gate, LIMIT);
+    return gate / (1 + exp(-ALPHA * gate)) * (fmax(fmin(up, LIMIT), -LIMIT) + 1);
+}
 
 static void choose(rng *r, const expert_case *c, int32_t *chosen) {
     for (int32_t i = 0; i < c->rows; i++) {
@@ -46,13 +57,15 @@ static void choose(rng *r, const expert_case *c, int32_t *chosen) {
 
 /* Error of one pair's row, relative to the size of its rounding errors. */
 static double pair_error(const expert_case *c, const kernel_matrix *w, const kernel_matrix *up, const float *x,
-                         const float *got) {
+                         const float *bias, const float *up_bias, const float *got) {
     double *a = malloc((size_t)c->out * 8), *b = malloc((size_t)c->out * 8), *sa = malloc((size_t)c->out * 8);
     double *sb = malloc((size_t)c->out * 8), worst = 0;
     kernel_product(w, x, a, sa);
     kernel_product(up, x, b, sb);
     for (int64_t i = 0; i < c->out; i++) {
-        double ref = c->gate_up ? a[i] / (1 + exp(-a[i])) * b[i] : a[i];
+        a[i] += c->biased ? bias[i] : 0;
+        b[i] += c->biased ? up_bias[i] : 0;
+        double ref = c->gate_up ? activation(c, a[i], b[i]) : a[i];
         double e = fabs(got[i] - ref) / (c->gate_up ? fabs(ref) + (1 + sa[i]) * sb[i] : sa[i]);
         worst = e <= worst ? worst : e;
     }
@@ -78,6 +91,8 @@ static void run_experts(rng *r, const expert_case *c) {
     int32_t *chosen = malloc((size_t)n * 4);
     choose(r, c, chosen);
     float *x = kernel_floats(r, (size_t)(x_rows * c->cols), c->magnitude);
+    float *bias = kernel_floats(r, (size_t)(EXPERTS * c->out), 0.2f);
+    float *up_bias = kernel_floats(r, (size_t)(EXPERTS * c->out), 0.2f);
     float *y = kernel_poison((size_t)((n + c->top_k) * c->out));
     uint8_t *done = calloc((size_t)n, 1);
     kernel_step step = kernel_step_new(&(kernel_rows){.rows = c->rows});
@@ -88,18 +103,27 @@ static void run_experts(rng *r, const expert_case *c) {
                            .experts = EXPERTS,
                            .top_k = (uint32_t)c->top_k,
                            .projection = 2,
-                           .per_pair = 1};
+                           .per_pair = 1,
+                           .limit = LIMIT,
+                           .alpha = ALPHA};
     kernel_binding b[] = {in(0, &args, sizeof args),
                           in(1, m.table, sizeof m.table),
                           in(2, chosen, (size_t)n * 4),
                           in(3, x, (size_t)(x_rows * c->cols) * 4),
                           out(4, y, (size_t)((n + c->top_k) * c->out) * 4),
                           in(6, step.words, step.bytes),
-                          in(7, x, (size_t)(x_rows * c->cols) * 4), /* biases, which are not read here */
+                          in(7, bias, (size_t)(EXPERTS * c->out) * 4),
                           in(SL_SLAB_FIRST, m.slab[0], m.bytes[0]),
                           in(SL_SLAB_FIRST + 1, m.slab[1], m.bytes[1]),
-                          c->gate_up ? in(8, x, (size_t)(x_rows * c->cols) * 4) : out(5, done, (size_t)n)};
-    sl_gpu_constant leaves = KERNEL_TRUE(SL_FC_LEAVES);
+                          c->gate_up ? in(8, up_bias, (size_t)(EXPERTS * c->out) * 4) : out(5, done, (size_t)n)};
+    sl_gpu_constant constants[2];
+    size_t set = 0;
+    if (!c->gate_up)
+        constants[set++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_LEAVES);
+    if (c->gate_up && c->clamped)
+        constants[set++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_CLAMP);
+    if (c->biased)
+        constants[set++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_BIAS);
     char entry[64];
     kernel_entry(entry, sizeof entry, c->gate_up ? "expert_gate_up" : "expert_matvec", &f);
     kernels_run(&k, &(kernel_call){.entry = entry,
@@ -108,8 +132,8 @@ static void run_experts(rng *r, const expert_case *c) {
                                    .threads = {SL_MATVEC_THREADS, 1, 1},
                                    .bindings = b,
                                    .count = SL_COUNT(b),
-                                   .constants = &leaves,
-                                   .constant_count = !c->gate_up,
+                                   .constants = constants,
+                                   .constant_count = set,
                                    .slabs = true});
     double worst = 0;
     for (int32_t p = 0; p < n + c->top_k; p++) {
@@ -120,14 +144,17 @@ static void run_experts(rng *r, const expert_case *c) {
             assert_int_equal(done[p], computed && !c->gate_up);
         for (int64_t i = 0; !computed && i < c->out; i++)
             assert_true(isnan(got[i]));
-        double e =
-            computed ? pair_error(c, &w[chosen[p]], &up[chosen[p]], x + (c->gate_up ? p / c->top_k : p) * c->cols, got)
-                     : 0;
+        double e = computed
+                       ? pair_error(c, &w[chosen[p]], &up[chosen[p]], x + (c->gate_up ? p / c->top_k : p) * c->cols,
+                                    bias + chosen[p] * c->out, up_bias + chosen[p] * c->out, got)
+                       : 0;
         worst = e <= worst ? worst : e;
     }
     kernels_result(&k, entry, worst, 1e-5);
     free(chosen);
     free(x);
+    free(bias);
+    free(up_bias);
     free(y);
     free(done);
     free(step.words);
@@ -151,16 +178,30 @@ static void every_format_is_float64s(void **state) {
                                            .magnitude = i % 4 == 3 ? 1e6f : 1});
 }
 
+static void biases_are_the_experts_own(void **state) {
+    rng r = {seed + 3};
+    for (int i = 0; i < 4; i++)
+        run_experts(&r, &(expert_case){.v = &variants[3],
+                                       .out = 9 + i,
+                                       .cols = 64,
+                                       .rows = 3,
+                                       .top_k = 2,
+                                       .gate_up = i & 1,
+                                       .biased = true,
+                                       .clamped = i > 1,
+                                       .magnitude = 1});
+}
+
 static void an_aborted_step_computes_nothing(void **state) {
     rng r = {seed + 1};
-    run_experts(&r, &(expert_case){&variants[3], 9, 64, 2, 2, false, true, false, 1});
-    run_experts(&r, &(expert_case){&variants[3], 9, 64, 2, 2, true, true, false, 1});
+    run_experts(&r, &(expert_case){&variants[3], 9, 64, 2, 2, false, true, false, .magnitude = 1});
+    run_experts(&r, &(expert_case){&variants[3], 9, 64, 2, 2, true, true, false, .magnitude = 1});
 }
 
 static void what_is_no_expert_is_left_alone(void **state) {
     rng r = {seed + 2};
-    run_experts(&r, &(expert_case){&variants[3], 9, 64, 3, 1, false, false, true, 1});
-    run_experts(&r, &(expert_case){&variants[3], 9, 64, 3, 1, true, false, true, 1});
+    run_experts(&r, &(expert_case){&variants[3], 9, 64, 3, 1, false, false, true, .magnitude = 1});
+    run_experts(&r, &(expert_case){&variants[3], 9, 64, 3, 1, true, false, true, .magnitude = 1});
 }
 
 int main(void) {
@@ -171,6 +212,7 @@ int main(void) {
         return 77;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_format_is_float64s),
+        cmocka_unit_test(biases_are_the_experts_own),
         cmocka_unit_test(an_aborted_step_computes_nothing),
         cmocka_unit_test(what_is_no_expert_is_left_alone),
     };

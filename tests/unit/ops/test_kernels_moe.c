@@ -55,8 +55,11 @@ static void expected_choice(const router_case *c, const float *logits, const flo
         largest = fmax(largest, logits[e]);
     for (int32_t e = 0; e < c->experts; e++) {
         score[e] = c->sigmoid ? 1 / (1 + exp(-(double)logits[e])) : exp(logits[e] - largest);
-        key[e] = (c->by_logit ? logits[e] : score[e]) + (c->bias ? bias[e] : 0);
         total += score[e];
+    }
+    for (int32_t e = 0; e < c->experts; e++) {
+        double share = c->bias && !c->sigmoid ? score[e] / total : score[e]; /* a bias adds to probabilities */
+        key[e] = (c->by_logit ? logits[e] : share) + (c->bias ? bias[e] : 0);
     }
     if (c->groups)
         expected_groups(c, key, out);
@@ -183,6 +186,7 @@ static void the_router_chooses_as_the_cpu(void **state) {
         {2, 1, 1, false, true, false, 1, 1, .kind = PLAIN},
         {2, 70, 4, false, true, false, 1, 1, .kind = WITH_NAN},
         {2, 20, 4, true, false, false, 1, -400, .kind = EQUAL}, /* all scores are zero */
+        {3, 70, 5, false, true, true, 1, 2, .kind = PLAIN},
         {3, 64, 6, true, true, true, 2.5f, 1, .kind = PLAIN, .groups = 8, .top_groups = 3},
         {3, 32, 4, true, true, false, 1, 1, .kind = PLAIN, .groups = 4, .top_groups = 2},
         {2, 144, 5, true, true, true, 1, 2, .kind = PLAIN, .groups = 48,

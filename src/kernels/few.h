@@ -266,8 +266,9 @@ inline float2 few_multiply(threadgroup const uint4 *at, threadgroup const uint4 
         float2 s0 = float2(first.x + first.y, first.z + first.w), s1 = float2(second.x + second.y, second.z + second.w);
 #pragma unroll
         for (uint i = 0; i < 2; i++) {
-            float2 s = e[i].scale[p], b = W::bias(e[i], p);
-            acc[i] += fma(fma(s.x, s0[i], s.y * s1[i]), f.x, fma(b.x, f.y, b.y * f.z));
+            // factor and scale first: their product is of the result's size, which that of scale and sum need not be
+            float2 s = e[i].scale[p] * f.x, b = W::bias(e[i], p);
+            acc[i] += fma(s.x, s0[i], fma(s.y, s1[i], fma(b.x, f.y, b.y * f.z)));
         }
     }
     return acc;

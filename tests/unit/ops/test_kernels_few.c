@@ -142,6 +142,43 @@ static void values_of_any_size_are_as_exact(void **state) {
                                 .magnitude = magnitude[i]});
 }
 
+/* A scale of 2^120 times values of 2^-110: what lies between must not overflow. */
+static void large_scales_of_small_values_stay_finite(void **state) {
+    rng r = {seed + 7};
+    kernel_matrix w = kernel_matrix_new(&r, SL_MXFP4, 0, 0, 16, 256);
+    uint8_t *bytes = (uint8_t *)(uintptr_t)w.m.part[0];
+    float *x = kernel_floats(&r, 256, ldexpf(1, -110)), y[16], row[256];
+    double sum, squares, worst = 0;
+    for (uint64_t i = 0; i < kernel_matrix_bytes(&w, 0); i += 17)
+        bytes[i] = 127 + 120;
+    kernel_step step = kernel_step_new(&(kernel_rows){.rows = 1});
+    sl_matvec_args args = {.w = kernel_weights(&w.m), .x_stride = 256, .y_stride = 16};
+    kernel_binding b[8] = {in(0, &args, sizeof args)};
+    size_t count = 1 + kernel_bind_weights(b + 1, &w, 1, 16);
+    memset(y, 0xff, sizeof y);
+    b[count++] = in(4, x, 256 * 4);
+    b[count++] = out(5, y, sizeof y);
+    b[count++] = in(6, x, 16 * 4);
+    b[count++] = in(9, step.words, step.bytes);
+    kernels_run(
+        &k, &(kernel_call){
+                .entry = "few_mxfp4", .groups = {1, 1, 1}, .threads = {THREADS, 1, 1}, .bindings = b, .count = count});
+    for (int i = 0; i < 16; i++) {
+        sl_format_get(SL_MXFP4)->dequantize(&w.m, i, 0, 256, row);
+        sum = squares = 0;
+        for (int c = 0; c < 256; c++) {
+            sum += (double)row[c] * x[c];
+            squares += (double)row[c] * x[c] * row[c] * x[c];
+        }
+        double e = fabs(y[i] - sum) / sqrt(squares);
+        worst = e <= worst ? worst : e;
+    }
+    kernels_result(&k, "few_mxfp4", worst, 1e-5);
+    free(x);
+    free(step.words);
+    kernel_matrix_free(&w);
+}
+
 static void more_tiles_than_sums_are_kept(void **state) {
     rng r = {seed + 2};
     for (int gate_up = 0; gate_up < 2; gate_up++)
@@ -338,9 +375,13 @@ int main(void) {
     if (!kernels_open(&k, "few.metal", NULL, 0))
         return 77;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_format_is_float64s_product), cmocka_unit_test(values_of_any_size_are_as_exact),
-        cmocka_unit_test(more_tiles_than_sums_are_kept),    cmocka_unit_test(gate_and_up_are_fused),
-        cmocka_unit_test(the_grid_does_not_show),           cmocka_unit_test(experts_are_float64s),
+        cmocka_unit_test(every_format_is_float64s_product),
+        cmocka_unit_test(large_scales_of_small_values_stay_finite),
+        cmocka_unit_test(values_of_any_size_are_as_exact),
+        cmocka_unit_test(more_tiles_than_sums_are_kept),
+        cmocka_unit_test(gate_and_up_are_fused),
+        cmocka_unit_test(the_grid_does_not_show),
+        cmocka_unit_test(experts_are_float64s),
         cmocka_unit_test(an_aborted_step_computes_nothing),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

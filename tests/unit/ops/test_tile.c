@@ -89,7 +89,7 @@ static void multiply(sl_gpu *g, sl_gpu_pipeline *p, int32_t turned) {
     sl_gpu_stream *s = sl_gpu_stream_new(g, &err);
     must(s != NULL, &err);
     sl_gpu_list *l = sl_gpu_begin(s, "multiply", &err);
-    sl_gpu_ticket ticket;
+    sl_gpu_ticket ticket = 0;
     must(l && sl_gpu_encode(l, &d, &err) && sl_gpu_submit(l, &ticket, &err), &err);
     must(sl_gpu_wait(s, ticket, 60ull * 1000000000, NULL, &err), &err);
     const float *got = sl_gpu_map(buffer[2], 0, sizeof c, SL_GPU_READ, &err);

@@ -57,6 +57,7 @@ typedef struct sl_engine_options {
     bool timing;        /* a device tells its phases apart, at the price of a command buffer for each */
     /* memory 0: a directory that stands for "/" where the machine's memory is looked at (/proc, /sys); NULL: "/". */
     const char *system_root;
+    bool verify_reads; /* compare every expert read from a pack with its checksum */
 } sl_engine_options;
 #define SL_ENGINE_OPTIONS_INIT                                                                                         \
     { .size = sizeof(sl_engine_options) }

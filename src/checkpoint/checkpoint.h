@@ -88,8 +88,10 @@ typedef struct sl_packed_experts {
     int32_t experts;
     sl_tensor proj[3];       /* gate, up, down of an expert; their part[] are those of expert 0 */
     const sl_extent *extent; /* [experts][3 * 3]: projection * 3 + part; bytes 0 where there is no such part */
+    const uint64_t *sum; /* [experts]: sl_pack_sum of an expert's bytes, from its first part to the end of its last */
 } sl_packed_experts;
 bool sl_ckpt_is_pack(const sl_ckpt *c);
+uint64_t sl_pack_sum(const void *bytes, size_t n); /* XXH3, 64 bits */
 /* layer: of the model. NULL: not a pack, or this layer has no routed experts. */
 const sl_packed_experts *sl_ckpt_packed(const sl_ckpt *c, int32_t layer);
 /* What a pack says about how its experts were requantised, "" where they are as in the source (or this is no pack). */

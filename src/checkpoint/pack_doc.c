@@ -18,7 +18,7 @@ static const struct {
     sl_ckpt_kind kind;
 } kinds[] = {{"huggingface", SL_CKPT_HF}, {"gguf", SL_CKPT_GGUF}};
 
-uint64_t pack_sum(const void *bytes, size_t n) {
+uint64_t sl_pack_sum(const void *bytes, size_t n) {
     return XXH3_64bits(bytes, n);
 }
 
@@ -151,7 +151,7 @@ bool pack_doc_seal(char *text, size_t n) {
     }
     place += strlen(field);
     memcpy(place, SUM_ZERO, strlen(SUM_ZERO));
-    snprintf(digits, sizeof digits, "%016" PRIx64, pack_sum(text, n));
+    snprintf(digits, sizeof digits, "%016" PRIx64, sl_pack_sum(text, n));
     memcpy(place, digits, strlen(SUM_ZERO));
     return true;
 }
@@ -546,7 +546,7 @@ static bool check_sum(const reader *r, const json_t *root, const char *text, siz
     }
     memcpy(copy, text, n + 1);
     memcpy(copy + (place - text), SUM_ZERO, sizeof SUM_ZERO - 1);
-    found = p->sum = pack_sum(copy, n);
+    found = p->sum = sl_pack_sum(copy, n);
     free(copy);
     return found == expected ||
            sl_fail(r->err, SL_ERR_FORMAT,

@@ -44,6 +44,7 @@ typedef struct pack_layer {
     pack_units file;
     sl_packed_experts packed; /* proj[].part: offsets in a blob until the pack is opened */
     sl_extent *extent;        /* packed.extent; once opened */
+    uint64_t *sum;            /* packed.sum; likewise */
 } pack_layer;
 
 typedef struct pack {
@@ -71,7 +72,6 @@ pack *pack_doc_load(const char *dir, sl_error *err);
 /* Sets note from affine. */
 void pack_doc_note(pack *p);
 
-uint64_t pack_sum(const void *bytes, size_t n);
 /* The matrix of a tensor of any number of dimensions: all but the last are rows. Checks the lengths of its parts. */
 bool pack_tensor_matrix(const sl_tensor *t, sl_matrix *out, sl_error *err);
 

@@ -108,10 +108,12 @@ static bool add_tensors(sl_ckpt *c, sl_error *err) {
 static bool place_experts(sl_ckpt *c, pack_layer *l, int32_t file, sl_error *err) {
     size_t n = l->file.count;
     l->extent = calloc(n * SL_PACK_PARTS, sizeof *l->extent);
-    if (!l->extent) {
+    l->sum = calloc(n, sizeof *l->sum);
+    if (!l->extent || !l->sum) {
         return sl_fail(err, SL_ERR_MEMORY, "%s: out of memory for %zu experts", c->path, n);
     }
     for (size_t x = 0; x < n; x++) {
+        l->sum[x] = l->file.v[x].sum;
         for (int proj = 0; proj < 3; proj++) {
             const sl_tensor *t = &l->packed.proj[proj];
             for (int32_t i = 0; i < t->parts; i++) {
@@ -127,6 +129,7 @@ static bool place_experts(sl_ckpt *c, pack_layer *l, int32_t file, sl_error *err
         }
     }
     l->packed.extent = l->extent;
+    l->packed.sum = l->sum;
     return true;
 }
 
@@ -198,6 +201,7 @@ void pack_free(pack *p) {
     for (size_t i = 0; i < p->layer_count; i++) {
         free_units(&p->layers[i].file);
         free(p->layers[i].extent);
+        free(p->layers[i].sum);
     }
     free_sides(p->source.files, p->source.count);
     free_sides(p->sides, p->side_count);

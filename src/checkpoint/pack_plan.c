@@ -109,7 +109,7 @@ static bool plan_sides(pack *p, const sl_ckpt *c, sl_error *err) {
             return false;
         }
         p->sides[i].bytes = n;
-        p->sides[i].sum = pack_sum(bytes, n);
+        p->sides[i].sum = sl_pack_sum(bytes, n);
         free(bytes);
     }
     return true;

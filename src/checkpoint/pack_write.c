@@ -71,7 +71,7 @@ static bool find_id(sl_pack_writer *w, sl_error *err) {
     if (!text) {
         return no_memory(w, err);
     }
-    w->id = pack_sum(text, n);
+    w->id = sl_pack_sum(text, n);
     free(text);
     return true;
 }
@@ -84,7 +84,7 @@ static bool check_complete(sl_pack_writer *w, sl_error *err) {
         return sl_fail_prefix(err, "%s: is there already", w->out);
     }
     char *text = pack_doc_write(there, false, &n);
-    bool same = text && pack_sum(text, n) == w->id;
+    bool same = text && sl_pack_sum(text, n) == w->id;
     bool ok = text ? same || sl_fail(err, SL_ERR_ARGUMENT,
                                      "%s: is there already: a pack of another model, or with other options", w->out)
                    : no_memory(w, err);
@@ -175,11 +175,11 @@ bool sl_pack_load_importance(const sl_pack_writer *w, float *values, size_t n, s
          sl_file_read(f, n * sizeof *values, tail, sizeof tail, err);
     sl_file_close(f);
     free(path);
-    return ok && tail[0] == w->id && tail[1] == pack_sum(values, n * sizeof *values);
+    return ok && tail[0] == w->id && tail[1] == sl_pack_sum(values, n * sizeof *values);
 }
 
 bool sl_pack_save_importance(const sl_pack_writer *w, const float *values, size_t n, sl_error *err) {
-    uint64_t tail[2] = {w->id, pack_sum(values, n * sizeof *values)};
+    uint64_t tail[2] = {w->id, sl_pack_sum(values, n * sizeof *values)};
     sl_buf b = {0};
     bool ok = sl_buf_append(&b, values, n * sizeof *values) && sl_buf_append(&b, tail, sizeof tail);
     ok = ok ? pack_target_put(w->out, IMPORTANCE, b.data, b.size, err) : no_memory(w, err);
@@ -445,7 +445,7 @@ static bool is_there(const sl_pack_writer *w, const pack_side *s) {
     size_t n = 0;
     char *path = sl_path_join(w->out, s->name);
     char *text = path && sl_path_exists(path) ? sl_read_text(path, CKPT_SIDE_FILE_LIMIT, &n, &ignored) : NULL;
-    bool same = text && n == s->bytes && pack_sum(text, n) == s->sum;
+    bool same = text && n == s->bytes && sl_pack_sum(text, n) == s->sum;
     free(text);
     free(path);
     return same;
@@ -459,7 +459,7 @@ static bool write_sides(sl_pack_writer *w, sl_error *err) {
             continue;
         }
         uint8_t *bytes = pack_side_bytes(w->job.source, s->name, &n, err);
-        bool ok = bytes && (n == s->bytes && pack_sum(bytes, n) == s->sum
+        bool ok = bytes && (n == s->bytes && sl_pack_sum(bytes, n) == s->sum
                                 ? pack_target_put(w->out, s->name, bytes, n, err)
                                 : sl_fail(err, SL_ERR_IO, "%s: %s changes while it is packed",
                                           sl_ckpt_path(w->job.source), s->name));

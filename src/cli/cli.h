@@ -37,7 +37,7 @@ typedef struct cli_args {
     uint64_t memory; /* 0: automatic */
     int threads, context, chunk, max_slots, experts_per_token, read_depth;
     const char *kv_type, *numeric, *isa, *reader, *device;
-    bool buffered;
+    bool buffered, verify_reads;
     const char *prefetch;
     /* prompt */
     const char *file, *system;

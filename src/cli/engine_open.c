@@ -85,6 +85,7 @@ static sl_engine_options engine_options(const cli_args *a, bool plan_only) {
     o.device = a->device;
     o.reader = a->reader;
     o.buffered = a->buffered;
+    o.verify_reads = a->verify_reads;
     o.prefetch = a->prefetch;
     o.read_depth = a->read_depth;
     o.max_slots = a->max_slots;

@@ -22,6 +22,8 @@ const cli_option cli_engine_options[] = {
     {"reader", 0, CLI_CHOICE, AT(reader), 0, 0, "auto|uring|pread", "how experts are read (default: auto)"},
     {"read-depth", 0, CLI_INT, AT(read_depth), 1, 4096, "N", "reads in flight (default: the reader's)"},
     {"buffered", 0, CLI_FLAG, AT(buffered), 0, 0, NULL, "read experts through the page cache, not with O_DIRECT"},
+    {"verify-reads", 0, CLI_FLAG, AT(verify_reads), 0, 0, NULL,
+     "compare every expert that is read from a pack with its checksum"},
     {"prefetch", 0, CLI_CHOICE, AT(prefetch), 0, 0, "auto|off|router",
      "guess the next layer's experts and read them when the disk is idle (default: auto, where it is measured to pay)"},
     {"chunk", 0, CLI_INT, AT(chunk), 1, 1 << 16, "N", "tokens of a prompt evaluated at once (default: 512)"},

@@ -232,8 +232,12 @@ static uint64_t later_bytes(const sl_engine *e) {
 static bool list_experts(sl_engine *e, int32_t *n, sl_error *err) {
     const sl_model_experts *x = sl_model_expert_layers(e->model, n);
     e->expert_layers = calloc((size_t)*n + 1, sizeof *e->expert_layers);
-    for (int32_t i = 0; e->expert_layers && i < *n; i++)
-        e->expert_layers[i] = (sl_expert_layer){x[i].experts, x[i].extent};
+    for (int32_t i = 0; e->expert_layers && i < *n; i++) {
+        int32_t layer = 0;
+        sl_model_expert_matrices(e->model, i, &layer);
+        const sl_packed_experts *packed = sl_ckpt_packed(e->ckpt, layer);
+        e->expert_layers[i] = (sl_expert_layer){x[i].experts, x[i].extent, packed ? packed->sum : NULL};
+    }
     return e->expert_layers || sl_fail(err, SL_ERR_MEMORY, "out of memory for %d expert layers", *n);
 }
 
@@ -434,6 +438,7 @@ static bool open_experts(sl_engine *e, sl_reader *reader, sl_error *err) {
                             .max_slots = e->options.max_slots,
                             .reader = reader,
                             .prefetch = e->prefetch,
+                            .verify = e->options.verify_reads,
                             .log = e->log};
     e->experts = sl_experts_open(&o, err);
     if (!e->experts)

@@ -16,6 +16,7 @@
 typedef struct sl_expert_layer {
     int32_t experts;
     const sl_extent *extent;
+    const uint64_t *sum; /* [experts]: sl_pack_sum of its bytes, first part to last; NULL: not known */
 } sl_expert_layer;
 
 /* ---- readers
@@ -103,6 +104,7 @@ typedef struct sl_experts_options {
     int32_t max_slots;    /* 0: no cap (tests use it to force small caches) */
     sl_reader *reader;    /* owned from now on, also if opening fails */
     sl_prefetch prefetch; /* never evicts what the step needs */
+    bool verify;          /* what was read is compared with the layers' sums; opening fails where one has none */
     sl_log log;
 } sl_experts_options;
 

@@ -53,6 +53,9 @@ static void slot_failed(sl_experts *e, experts_slot *s, const sl_error *why) {
 }
 
 static void slot_over(sl_experts *e, experts_slot *s) {
+    sl_error why;
+    if (s->state == EXPERTS_READING && !experts_sum_matches(e, s, &why))
+        slot_failed(e, s, &why);
     if (s->state == EXPERTS_DEAD) {
         e->timed_out -= s->timed_out;
         experts_cache_free(e, s);

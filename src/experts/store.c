@@ -78,14 +78,19 @@ static int32_t class_for(sl_experts *e, uint64_t slot_bytes) {
     return e->classes++;
 }
 
-static bool open_layer(sl_experts *e, int32_t i, const sl_expert_layer *from, uint64_t *bytes, sl_error *err) {
+static bool open_layer(sl_experts *e, int32_t i, const sl_expert_layer *from, bool verify, uint64_t *bytes,
+                       sl_error *err) {
     experts_layer *l = &e->layer[i];
     if (!experts_layer_slot_bytes(&e->files, from, bytes, err))
         return sl_fail_prefix(err, "layer %d", i);
     if (*bytes > e->slab_bytes)
         return sl_fail(err, SL_ERR_UNSUPPORTED, "layer %d: an expert needs a slot of %llu bytes, a slab has %llu", i,
                        (unsigned long long)*bytes, (unsigned long long)e->slab_bytes);
+    if (verify && !from->sum)
+        return sl_fail(err, SL_ERR_UNSUPPORTED,
+                       "layer %d: there are no checksums to compare reads with: only packs have them", i);
     l->extent = from->extent;
+    l->sum = verify ? from->sum : NULL;
     l->experts = from->experts;
     l->align = experts_layer_align(from);
     e->experts += (uint64_t)from->experts;
@@ -99,7 +104,7 @@ static bool open_layers(sl_experts *e, const sl_experts_options *o, sl_error *er
     for (int32_t i = 0; ok && i < o->layer_count; i++) {
         e->layer[i].slot = table;
         table += o->layers[i].experts;
-        ok = open_layer(e, i, &o->layers[i], &bytes[i], err);
+        ok = open_layer(e, i, &o->layers[i], o->verify, &bytes[i], err);
     }
     e->layers = ok ? o->layer_count : 0;
     sl_experts_share_slots(bytes, e->layers);

@@ -88,6 +88,7 @@ typedef struct experts_class {
 
 typedef struct experts_layer {
     const sl_extent *extent;
+    const uint64_t *sum; /* what was read is compared with these; NULL: not at all */
     int32_t experts;
     int32_t cls;
     uint32_t align;      /* what every part's address is a multiple of, 16 at most */
@@ -283,6 +284,11 @@ void experts_fetch_submit(sl_experts *e);
 /* Takes the results that are there / waits for at least one. */
 void experts_fetch_poll(sl_experts *e);
 void experts_fetch_wait(sl_experts *e);
+
+/* ---- checksum.c ---- */
+
+/* Whether what was read into a slot has the layer's checksum, where that is looked at. */
+bool experts_sum_matches(const sl_experts *e, const experts_slot *s, sl_error *why);
 
 /* ---- iterate.c ---- */
 

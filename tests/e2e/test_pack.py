@@ -483,6 +483,28 @@ def test_damage_is_named_by_layer_and_expert(refused, run, tiny, tmp_path):
     assert said.returncode == 1 and "2 of its checksums" in said.stderr and doc["resident"]["tensors"][2]["name"] in said.stderr
 
 
+def test_damaged_experts_are_found_while_running(refused, run, tiny, tmp_path):
+    out = tmp_path / "p"
+    run("pack", tiny, out)
+    args = ["run", out, "once upon a time there was", "--raw", "-n", 24, "--ignore-eos"]
+    clean = run(*args).stdout
+    for reader in (["--reader", "pread"], ["--reader", "pread", "--buffered"], ["--reader", "uring"]):
+        assert run(*args, "--verify-reads", *reader).stdout == clean
+    doc = json.loads((out / "pack.json").read_text())
+    layer = doc["layers"][1]
+    for blob in layer["blobs"]:  # some are chosen: all are damaged, each in its last byte
+        flip(out / layer["file"], blob[0] + blob[1] - 1)
+    said = refused(*args, "--verify-reads", words=["layer-001.bin", "layer 1 expert", "checksum", "expected"])
+    expert = int(re.search(r"expert (\d+)", said).group(1))
+    offset, size, sum_ = layer["blobs"][expert]
+    assert f"the {size} bytes at offset {offset}" in said and sum_ in said
+    assert run(*args, check=False).returncode == 0, "without the option nobody looks"
+
+
+def test_reads_cannot_be_verified_without_checksums(refused, tiny):
+    refused("run", tiny, "x", "--raw", "-n", 1, "--verify-reads", words=["no checksums", "only packs"])
+
+
 def test_files_that_are_missing_or_of_another_size(refused, run, tiny, tmp_path):
     run("pack", tiny, tmp_path / "p")
     for name in ("layer-001.bin", "resident.bin", "config.json"):

@@ -114,7 +114,7 @@ static void place_layer(model *m, rng *r, int32_t layer, const uint32_t size[SL_
         }
     }
     m->extent[layer] = ext;
-    m->layer[layer] = (sl_expert_layer){m->spec.experts, ext};
+    m->layer[layer] = (sl_expert_layer){m->spec.experts, ext, NULL};
 }
 
 /* A layer like the first, as many whole blocks further on in the files: the same slot size for certain. */
@@ -129,7 +129,7 @@ static void repeat_layer(model *m, int32_t layer, const uint64_t first_end[MODEL
         ext[i] = x;
     }
     m->extent[layer] = ext;
-    m->layer[layer] = (sl_expert_layer){m->spec.experts, ext};
+    m->layer[layer] = (sl_expert_layer){m->spec.experts, ext, NULL};
 }
 
 static void place_layers(model *m, rng *r) {

@@ -285,6 +285,21 @@ static bool check_gating(const sl_model *m, const config_source *s, sl_error *er
            config_unsupported(s, method, "noaux_tc (no other is supported)", err);
 }
 
+/* DeepSeek's published configurations say these, and what transformers takes where one is missing (8 groups,
+ * factor 2.5) is one model's and not every one's. */
+static bool has_router_fields(const sl_model *m, const config_source *s, sl_error *err) {
+    static const config_key keys[] = {{"n_group", NULL}, {"routed_scaling_factor", NULL}};
+    double x;
+    bool found = true;
+    for (size_t i = 0; s->json && is_of(m->arch, OF_MLA) && i < SL_COUNT(keys); i++) {
+        if (!config_number(s, NULL, keys[i], 0, 1e6, &x, &found, err))
+            return false;
+        if (!found)
+            return config_missing(s, keys[i], err);
+    }
+    return true;
+}
+
 static bool read_router(sl_model *m, const config_source *s, sl_error *err) {
     const config_key scale = {"routed_scaling_factor", "expert_weights_scale"}, groups = {NULL, "expert_group_count"},
                      limit = {"swiglu_limit", NULL};
@@ -293,7 +308,8 @@ static bool read_router(sl_model *m, const config_source *s, sl_error *err) {
     bool found;
     if (!m->arch->moe)
         return true;
-    if (!check_gating(m, s, err) || !config_number(s, NULL, scale, 0, 1e6, &x, &found, err) ||
+    if (!check_gating(m, s, err) || !has_router_fields(m, s, err) ||
+        !config_number(s, NULL, scale, 0, 1e6, &x, &found, err) ||
         !config_integer(s, groups, 0, 1 << 16, &n, &found, err) ||
         (m->arch->swiglu_alpha > 0 && !config_number(s, NULL, limit, 1e-3, 1e6, &clamp, &found, err)))
         return false;

@@ -66,7 +66,8 @@ static bool resolve_global(sl_model *m, sl_error *err) {
     };
     if (!bind_all(m, m->global, list, SL_COUNT(list), 0, err))
         return false;
-    /* A tied checkpoint may still carry lm_head.weight: transformers then uses the embedding. */
+    /* A tied checkpoint may still carry lm_head.weight: mlx-lm and transformers use the embedding then (transformers 5
+     * only where both are the same). */
     if (!gguf && m->config.tied)
         m->global[ROLE_HEAD].tensor = NULL;
     m->config.tied = !m->global[ROLE_HEAD].tensor;

@@ -23,15 +23,16 @@ static uint32_t alignment(const tr *m, const msl_parameter *p, const msl_binding
     return l.size > 0 && l.align <= 256 && p->kind == MSL_PARAMETER_BUFFER ? (uint32_t)l.align : 0;
 }
 
-static uint32_t least_bytes(const tr *m, const msl_parameter *p, const msl_binding *b) {
+/* 0: not known. */
+static uint32_t type_bytes(const tr *m, const msl_parameter *p, const msl_binding *b) {
     uint64_t size = msl_type_layout(m, p->type, b).size;
     for (size_t i = p->dimensions.begin; i < p->dimensions.end && msl_here(m, i, "["); i = msl_behind(m, i)) {
         int64_t n;
         if (!msl_range_value(m, (msl_range){i + 1, m->match[i]}, b, &n) || n < 1 ||
             !sl_mul_u64(size, (uint64_t)n, &size))
-            return 1;
+            return 0;
     }
-    return size > 0 && size <= UINT32_MAX ? (uint32_t)size : 1;
+    return size <= UINT32_MAX ? (uint32_t)size : 0;
 }
 
 /* Slots of parameters that say none: the lowest free one. */
@@ -103,7 +104,9 @@ static bool build_args(tr *m, const msl_instance *x, msl_kernel *k) {
         const msl_binding *b = binding_of(m, p->within, d->is_template ? &binding : NULL);
         if (p->within && !b)
             return msl_no_memory(&m->s);
-        a.arg.least = least_bytes(m, p, b);
+        uint32_t bytes = type_bytes(m, p, b);
+        a.sized = bytes > 0;
+        a.arg.least = a.sized ? bytes : 1;
         a.arg.align = alignment(m, p, b);
         snprintf(a.arg.name, sizeof a.arg.name, "%.*s", (int)p->name.size, p->name.text);
         size_t at = n++;
@@ -199,25 +202,28 @@ uint32_t msl_value_bytes(const msl_kernel *k, size_t arg) {
     return (most + 15) / 16 * 16;
 }
 
-/* The parameter of a slot on cuda, as an expression of type void *. */
-static void put_cuda_pointer(tr *m, const msl_kernel *k, int slot) {
-    for (size_t i = 0; i < k->arg_count; i++)
-        if (k->args[i].arg.slot == slot && msl_value_bytes(k, i)) {
-            sl_buf_printf(&m->out, "MSL_VALUE_AT(msl_b%d)", slot);
-            return;
-        }
-    sl_buf_printf(&m->out, "msl_b%d", slot);
+/* The parameter of a slot on cuda, as what converts to the kernel's own parameter. */
+static void put_cuda_buffer(tr *m, const msl_kernel *k, int slot, bool reference) {
+    uint32_t value = 0;
+    for (size_t i = 0; i < k->arg_count && !value; i++)
+        if (k->args[i].arg.slot == slot)
+            value = msl_value_bytes(k, i);
+    sl_buf_puts(&m->out, "::msl_unit::metal::");
+    if (value && reference)
+        sl_buf_printf(&m->out, "msl_value_reference<%u>{MSL_VALUE_AT(msl_b%d)}", value, slot);
+    else if (value)
+        sl_buf_printf(&m->out, "msl_pointer{MSL_VALUE_AT(msl_b%d)}", slot);
+    else
+        sl_buf_printf(&m->out, "msl_%s{msl_b%d}", reference ? "reference" : "pointer", slot);
 }
 
 static void put_argument(tr *m, const msl_kernel *k, const msl_parameter *p, int slot) {
     bool cuda = m->target == MSL_CUDA;
     if (p->kind == MSL_PARAMETER_POSITION)
         sl_buf_printf(&m->out, "MSL_%s", p->position);
-    else if (p->kind == MSL_PARAMETER_BUFFER && cuda) {
-        sl_buf_printf(&m->out, "::msl_unit::metal::%s{", p->reference ? "msl_reference" : "msl_pointer");
-        put_cuda_pointer(m, k, slot);
-        sl_buf_puts(&m->out, "}");
-    } else if (p->kind == MSL_PARAMETER_BUFFER)
+    else if (p->kind == MSL_PARAMETER_BUFFER && cuda)
+        put_cuda_buffer(m, k, slot, p->reference);
+    else if (p->kind == MSL_PARAMETER_BUFFER)
         sl_buf_printf(&m->out, "%s(%d)", p->reference ? "MSL_REFERENCE" : "MSL_BUFFER", slot);
     else if (cuda)
         sl_buf_printf(&m->out, "::msl_unit::metal::%s{MSL_THREADGROUP_SLOT_AT(msl_t%d).p}",

@@ -42,6 +42,7 @@ typedef struct msl_arg {
     sl_gpu_arg arg;
     int condition;
     bool atomic; /* written by atomics only counts as written */
+    bool sized;  /* arg.least is its type's size; else that is not known here */
 } msl_arg;
 
 typedef struct msl_kernel {

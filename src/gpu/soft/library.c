@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #if defined(__linux__)
 #include <link.h>
@@ -19,11 +20,11 @@
 /* ---- the object ---- */
 
 #if defined(__linux__)
-/* The loader takes two equal paths for one object, and descriptors are used again: so each path is another spelling,
- * the number of the opening in slashes. */
+/* The loader takes two equal paths for one object, and descriptors are used again, also by another copy of this code in
+ * the process: so each path is another spelling, the file's number in slashes. */
 static void spell_path(char *path, size_t size, int fd) {
-    static _Atomic uint32_t openings;
-    uint32_t number = atomic_fetch_add(&openings, 1);
+    struct stat s;
+    uint64_t number = fstat(fd, &s) == 0 ? s.st_ino : 0;
     size_t n = (size_t)snprintf(path, size, "/proc/self/fd/");
     for (; number; number >>= 1)
         n += (size_t)snprintf(path + n, size - n, number & 1 ? ".//" : "./");

@@ -30,9 +30,10 @@ __attribute__((destructor)) static void close_soft(void) {
 /* ---- the unit ------------------------------------------------------------------------------------------------------
  */
 
-static const char *const prelude[] = {
-    "types.h",  "limits.h",           "vector.h",      "math.h", "relational.h", "integer.h", "matrix.h", "simd.h",
-    "atomic.h", "simdgroup_matrix.h", "conditional.h", "pack.h", "builtins.h",   "shared.h",  "kernel.h", NULL};
+static const char *const prelude[] = {"types.h",       "limits.h", "vector.h", "math.h",     "relational.h",
+                                      "integer.h",     "matrix.h", "simd.h",   "atomic.h",   "simdgroup_matrix.h",
+                                      "conditional.h", "pack.h",   "log.h",    "builtins.h", "shared.h",
+                                      "kernel.h",      NULL};
 
 /* Words of CUDA that generated code has. A threadgroup argument's parameter is its slot here. */
 static const char shims[] =

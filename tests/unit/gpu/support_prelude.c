@@ -14,9 +14,10 @@
 #include <string.h>
 #include <unistd.h>
 
-const char *const prelude_parts[] = {
-    "types.h",  "limits.h",           "vector.h",      "math.h", "relational.h", "integer.h", "matrix.h", "simd.h",
-    "atomic.h", "simdgroup_matrix.h", "conditional.h", "pack.h", "builtins.h",   "shared.h",  "kernel.h", NULL};
+const char *const prelude_parts[] = {"types.h",       "limits.h", "vector.h", "math.h",     "relational.h",
+                                     "integer.h",     "matrix.h", "simd.h",   "atomic.h",   "simdgroup_matrix.h",
+                                     "conditional.h", "pack.h",   "log.h",    "builtins.h", "shared.h",
+                                     "kernel.h",      NULL};
 
 static void append_text(sl_buf *unit, const char *name) {
     const sl_text *t = gpu_text(name);

@@ -98,6 +98,38 @@ static void sizes_under_a_pragma_are_unknown(void **state) {
     check_error("typedef float f4 __attribute__((ext_vector_type(4)));", "vec<T, n>");
 }
 
+/* Parameters of the entry on cuda: a value where the size is known, else a pointer. */
+static void check_parameters(const char *text, const char *expected) {
+    msl_module *m = translate(text, MSL_CUDA);
+    size_t size;
+    const char *code = msl_module_code(m, &size), *at = strstr(code, "msl_entry_0(");
+    assert_non_null(at);
+    at += strlen("msl_entry_0(");
+    if (strncmp(at, expected, strlen(expected)) != 0 || at[strlen(expected)] != ')')
+        fail_msg("%s\ngave '%.200s'", text, at);
+    msl_module_free(m);
+}
+
+static void only_arguments_of_known_size_are_values(void **state) {
+    (void)state;
+    check_parameters(
+        "struct A { uchar a; float b[4]; }; kernel void f(constant A &a, device int *b, constant uint &c) {}",
+        "MSL_VALUE(32) msl_b0, void *msl_b1, MSL_VALUE(16) msl_b2");
+    check_parameters("#pragma pack(1)\nstruct A { uchar a; float b[8]; };\n#pragma pack()\n"
+                     "kernel void f(constant A &a, constant uint &b) {}",
+                     "void *msl_b0, MSL_VALUE(16) msl_b1");
+    check_parameters("struct A { float b[8]; }; kernel void f(constant decltype(A().b) &a, constant uchar &b) {}",
+                     "void *msl_b0, MSL_VALUE(16) msl_b1");
+    check_parameters("template <class T> struct A { T a[8]; }; template <class T> kernel void f(constant A<T> &a) {}\n"
+                     "template [[host_name(\"g\")]] kernel void f(constant A<float> &);",
+                     "MSL_VALUE(32) msl_b0");
+    check_parameters(
+        "constexpr int n() { return 9; } kernel void f(constant uchar (&a)[3], constant uchar (&b)[n()]) {}",
+        "MSL_VALUE(16) msl_b0, void *msl_b1");
+    check_parameters("kernel void f(constant float (&a)[512], constant float (&b)[513]) {}",
+                     "MSL_VALUE(2048) msl_b0, void *msl_b1");
+}
+
 static void types_that_a_host_shares_have_sizes(void **state) {
     (void)state;
     check("typedef enum Slot { first = 2, second } Slot; typedef enum M : uchar { m } M; "
@@ -362,6 +394,7 @@ int main(void) {
         cmocka_unit_test(arguments_have_kind_slot_and_least_bytes),
         cmocka_unit_test(indices_are_enumerators_of_classes_and_casts),
         cmocka_unit_test(sizes_under_a_pragma_are_unknown),
+        cmocka_unit_test(only_arguments_of_known_size_are_values),
         cmocka_unit_test(types_that_a_host_shares_have_sizes),
         cmocka_unit_test(arguments_without_index_take_the_next_free_slot),
         cmocka_unit_test(members_of_structs_passed_by_value_are_arguments),

@@ -23,6 +23,14 @@ struct msl_reference {
     void *p;
     template <class T> MSL_M operator T &() const { return *(T *)p; }
 };
+/* What lies in N bytes of the entry's own. */
+template <int N> struct msl_value_reference {
+    void *p;
+    template <class T> MSL_M operator T &() const {
+        static_assert(sizeof(T) <= N, "an argument is larger than was worked out for it");
+        return *(T *)p;
+    }
+};
 /* A struct of pointers and references (which are pointers in memory), and of structs of these. */
 template <int N> struct msl_members {
     void *p[N];

@@ -123,9 +123,6 @@ static void only_arguments_of_known_size_are_values(void **state) {
     check_parameters("template <class T> struct A { T a[8]; }; template <class T> kernel void f(constant A<T> &a) {}\n"
                      "template [[host_name(\"g\")]] kernel void f(constant A<float> &);",
                      "MSL_VALUE(32) msl_b0");
-    check_parameters(
-        "constexpr int n() { return 9; } kernel void f(constant uchar (&a)[3], constant uchar (&b)[n()]) {}",
-        "MSL_VALUE(16) msl_b0, void *msl_b1");
     check_parameters("kernel void f(constant float (&a)[512], constant float (&b)[513]) {}",
                      "MSL_VALUE(2048) msl_b0, void *msl_b1");
 }

@@ -6,7 +6,7 @@
  *
  * Gathered, slabs are cut from a few large mappings, which stay: a slab that is given back loses its pages and waits,
  * vacant, for its next use. A mapping's address space costs nothing until it is touched. */
-#include "base/base.h"
+#include "base/mem_block.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -36,6 +36,7 @@ struct sl_mem {
     uint64_t used[SL_USE_COUNT];
     uint64_t total, peak; /* of used and empty */
     uint64_t unmapped;    /* times memory was given back */
+    uint64_t vacated;     /* the same of gathered slabs, whose addresses stay */
 };
 
 static const char *const use_names[SL_USE_COUNT] = {"weights", "expert slots", "KV", "scratch", "other"};
@@ -93,6 +94,7 @@ static void give_slab(sl_mem *m, void *slab) {
     }
     madvise(slab, m->slab_bytes, MADV_DONTNEED);
     m->vacant[m->vacant_count++] = slab;
+    m->vacated++;
 }
 
 static uint64_t alignment_of(uint64_t bytes) {
@@ -328,4 +330,23 @@ sl_use sl_mem_use(const sl_mem *m, const void *p) {
             use = m->blocks[i].use;
     pthread_mutex_unlock(mutex);
     return use;
+}
+
+uint64_t sl_mem_vacated(const sl_mem *m) {
+    return locked_read(m, &m->vacated);
+}
+
+bool sl_mem_block(const sl_mem *m, const void *p, void **base, uint64_t *bytes) {
+    pthread_mutex_t *mutex = (pthread_mutex_t *)&m->mutex;
+    bool found = false;
+    pthread_mutex_lock(mutex);
+    for (size_t i = 0; i < m->count && !found; i++) {
+        found = (uintptr_t)p - (uintptr_t)m->blocks[i].base < m->blocks[i].bytes;
+        if (found) {
+            *base = m->blocks[i].base;
+            *bytes = m->blocks[i].bytes;
+        }
+    }
+    pthread_mutex_unlock(mutex);
+    return found;
 }

@@ -61,9 +61,11 @@ static bool gpu_ops_add_state_slab(sl_ops *ops, void *slab, sl_error *err) {
             gpu_remember(o, slab, (uint64_t)o->known.state.blocks_per_slab * o->known.state.block_bytes, err));
 }
 
+/* Other experts: nothing of the old ones' is of use. */
 static void gpu_ops_set_experts(sl_ops *ops, const sl_expert_source *source) {
     self(ops)->known.experts = *source;
     self(ops)->scratch.epoch++;
+    gpu_tier_free(self(ops));
 }
 
 /* ---- preparing --------------------------------------------------------------------------------------------------- */
@@ -237,7 +239,8 @@ static bool gpu_run_program(sl_ops *ops, sl_program *p, sl_step *step, sl_error 
     uint64_t began = sl_now_ns();
     if (!ops_check_step(&o->known, p, step, err) || !gpu_step_fill(&r))
         return false;
-    bool ok = wrap_logits(&r, true) && (gpu_ahead_possible(&r) ? gpu_run_ahead(&r) : encode_all(&r));
+    bool ok = wrap_logits(&r, true) && gpu_tier_open(o, p, err) &&
+              (gpu_ahead_possible(&r) ? gpu_run_ahead(&r) : encode_all(&r));
     if (!ok)
         abandon(o);
     wrap_logits(&r, false);
@@ -286,6 +289,8 @@ static void gpu_free(sl_ops *ops) {
     sl_mem_span_free(o->known.mem, o->scratch.span);
     ops_memory_clear(&o->known);
     gpu_homes_free(o);
+    gpu_tier_free(o);
+    sl_gpu_stream_free(o->copies);
     gpu_twin_free(&o->out);
     free(o->kv.entry);
     free(o->state.entry);

@@ -162,6 +162,10 @@ typedef struct sl_ops_gpu {
     bool apart;             /* the device has memory of its own: weights, scratch, KV and state live there */
     gpu_homes homes;        /* of KV and state */
     gpu_region out;         /* the running step's logits, there */
+    struct gpu_tier *tier;  /* experts there; NULL: none */
+    sl_gpu_stream *copies;  /* of experts, beside what is computed; NULL: not yet */
+    uint64_t vram;          /* what the tier may take; 0: what there is */
+    uint64_t vacated;       /* sl_mem_vacated when regions were last looked through */
     bool step_told;         /* the running step's buffer has been copied there */
     kernel_format *formats; /* of the libraries */
     int32_t value_dim;      /* of attention whose values are a part of the keys; 0: others */
@@ -228,6 +232,31 @@ void gpu_homes_free(sl_ops_gpu *o);
 /* Where logits go, in the device's memory, for the step. */
 bool gpu_out_begin(gpu_run *r, const float *logits, uint64_t bytes);
 void gpu_out_end(sl_ops_gpu *o);
+/* ---- ops_gpu_tier.c: experts in the device's own memory ---- */
+
+/* Sized by the program's layers and the device's room; nothing where the device has no memory of its own. */
+bool gpu_tier_open(sl_ops_gpu *o, const sl_program *p, sl_error *err);
+void gpu_tier_free(sl_ops_gpu *o);
+int32_t gpu_tier_slots(const sl_ops_gpu *o);
+bool gpu_tier_complete(const sl_ops_gpu *o); /* has every expert of the model */
+/* Brings all of them, the first time, where there is room. */
+bool gpu_tier_fill(sl_ops_gpu *o, const sl_program *p, sl_error *err);
+/* Copies experts there on a stream of their own and enters them into a table (NULL: none). */
+bool gpu_tier_bring(sl_ops_gpu *o, const sl_moe *m, const sl_expert_view *views, int n, uint8_t *table, sl_error *err);
+/* Another number whenever the entries of the layer are others. */
+uint64_t gpu_tier_generation(const sl_ops_gpu *o, int32_t layer);
+/* What the layer's parts begin at a multiple of there. */
+uint32_t gpu_tier_align(const sl_ops_gpu *o, int32_t layer);
+int gpu_tier_pieces(const sl_ops_gpu *o, gpu_span piece[SL_SLAB_COUNT]);
+/* A new pass begins: what earlier ones wanted may be evicted. */
+void gpu_tier_pass(sl_ops_gpu *o);
+/* The entry of an expert that is there; want: the running pass reads it. */
+bool gpu_tier_find(sl_ops_gpu *o, const sl_moe *m, int32_t id, bool want, uint64_t entry[SL_PARTS]);
+/* Makes it be there, by copies in the list from the host's slot; false: *full, every slot is wanted by the running
+ * pass, or an error. */
+bool gpu_tier_put(sl_ops_gpu *o, sl_gpu_list *l, const sl_moe *m, const sl_expert_view *v, uint64_t entry[SL_PARTS],
+                  bool *full, sl_error *err);
+
 /* ops.h: sl_ops_pull, sl_ops_push */
 bool gpu_ops_pull(sl_ops *ops, void *p, uint64_t bytes, sl_error *err);
 bool gpu_ops_push(sl_ops *ops, const void *p, uint64_t bytes, sl_error *err);
@@ -400,6 +429,7 @@ bool gpu_moe_combine(gpu_moe *x);
 /* Enters an expert into the pass's table; false: *full, its slabs do not fit beside the others', or an error. */
 bool gpu_pass_enter(gpu_pass *p, const sl_expert_view *v, bool *full);
 bool gpu_pass_encode(gpu_pass *p);
+void gpu_pass_aligned(gpu_pass *p); /* all its experts are in the device's own slots */
 /* A whole step in one list, the host following the device layer by layer; where that can be. */
 bool gpu_ahead_possible(gpu_run *r);
 bool gpu_run_ahead(gpu_run *r);

@@ -39,7 +39,12 @@ typedef struct gpu_ahead {
 static bool layer_fits(const gpu_run *r, const sl_moe *m, sl_expert_peek *peek) {
     const sl_expert_source *src = &r->o->known.experts;
     int64_t most = sl_min_i64((int64_t)r->step->rows * m->top_k, m->experts);
-    return src->peek(src->self, m->layer, peek) && peek->blocks > 0 && most <= peek->holds;
+    if (!src->peek(src->self, m->layer, peek) || most > peek->holds)
+        return false;
+    if (!r->o->tier)
+        return peek->blocks > 0;
+    peek->all_resident = gpu_tier_complete(r->o);
+    return most <= gpu_tier_slots(r->o);
 }
 
 static bool fits(ahead *a) {
@@ -94,6 +99,10 @@ static bool make_pass(ahead *a, gpu_moe *x, int32_t table, gpu_pass *p) {
     sl_expert_peek peek;
     const sl_expert_source *src = &a->r->o->known.experts;
     *p = (gpu_pass){.x = x, .table = table_at(a, table)};
+    if (a->r->o->tier) {
+        gpu_pass_aligned(p);
+        return true;
+    }
     for (int32_t i = 0; i < a->peek.blocks; i++) {
         p->slab[i] = gpu_span_of(a->r->o, a->peek.block[i], a->peek.block_bytes, a->r->err);
         if (!p->slab[i].buffer)
@@ -126,19 +135,38 @@ static bool enter(ahead *a, const sl_moe *m, int32_t table, const sl_expert_view
     return true;
 }
 
+/* The same of the device's own slots. */
+static void show_tier(ahead *a, const sl_moe *m, int32_t index) {
+    for (int32_t id = 0; id < m->experts; id++) {
+        uint64_t entry[SL_PARTS];
+        if (gpu_tier_find(a->r->o, m, id, false, entry))
+            memcpy(table_at(a, index) + (uint64_t)id * sizeof entry, entry, sizeof entry);
+    }
+}
+
+static uint64_t generation_of(const ahead *a, const sl_moe *m) {
+    const sl_expert_source *src = &a->r->o->known.experts;
+    if (a->r->o->tier)
+        return gpu_tier_generation(a->r->o, m->layer);
+    return src->generation ? src->generation(src->self, m->layer) : 0;
+}
+
 /* The first table of a layer: what is in slots now. */
 static bool show_resident(ahead *a, const sl_moe *m, int32_t index) {
     const sl_expert_source *src = &a->r->o->known.experts;
-    struct known_table now = {m->layer, src->generation ? src->generation(src->self, m->layer) : 0};
+    struct known_table now = {m->layer, generation_of(a, m)};
     struct known_table *known = &a->known[index];
     if (now.generation && known->generation == now.generation && known->layer == now.layer)
         return true;
     known->generation = 0;
     memset(table_at(a, index), 0, gpu_table_bytes(m));
-    int32_t n = src->resident(src->self, m->layer, a->views, GPU_EXPERTS);
+    bool tier = a->r->o->tier != NULL;
+    int32_t n = tier ? 0 : src->resident(src->self, m->layer, a->views, GPU_EXPERTS);
     for (int32_t i = 0; i < n; i++)
         if (!enter(a, m, index, &a->views[i]))
             return false;
+    if (tier)
+        show_tier(a, m, index);
     *known = now;
     a->r->o->times.gpu_tables++;
     return !a->peek.all_resident || gpu_push(a->r, table_at(a, index), gpu_table_bytes(m));
@@ -250,11 +278,27 @@ static void close_iteration(ahead *a) {
     a->open = false;
 }
 
+/* Those that the first table shows need not be asked for. */
+static int32_t without_shown(ahead *a, gpu_moe *x, int32_t *ids, int32_t n) {
+    int32_t left = 0;
+    if (!a->r->o->tier || a->peek.all_resident)
+        return n;
+    gpu_tier_pass(a->r->o);
+    for (int32_t i = 0; i < n; i++) {
+        uint64_t entry[SL_PARTS];
+        if (gpu_tier_find(a->r->o, x->m, ids[i], true, entry))
+            x->asked[ids[i]] = false;
+        else
+            ids[left++] = ids[i];
+    }
+    return left;
+}
+
 /* All that the layer's rows want, read where needed; what the first table does not show goes into the second. */
 static bool deliver(ahead *a, gpu_moe *x, int32_t index, bool *waited) {
     const sl_expert_source *src = &a->r->o->known.experts;
     *waited = false;
-    for (;;) {
+    while (a->open) {
         sl_error why = {0};
         int n = src->next(src->self, a->views, GPU_EXPERTS, &why);
         if (n == 0)
@@ -267,6 +311,12 @@ static bool deliver(ahead *a, gpu_moe *x, int32_t index, bool *waited) {
                 return false;
             continue;
         }
+        if (a->r->o->tier && !a->peek.all_resident) {
+            *waited = true;
+            if (!gpu_tier_bring(a->r->o, x->m, a->views, n, table_at(a, TABLE_SECOND), a->r->err))
+                return false;
+            continue;
+        }
         for (int i = 0; i < n; i++) {
             if (is_shown(a, index, a->views[i].id))
                 continue;
@@ -275,6 +325,7 @@ static bool deliver(ahead *a, gpu_moe *x, int32_t index, bool *waited) {
                 return false;
         }
     }
+    return true;
 }
 
 static void count_wait(ahead *a, uint64_t tick, uint64_t ns) {
@@ -288,10 +339,13 @@ static bool begin_layer(ahead *a, gpu_moe *x) {
     const sl_expert_source *src = &a->r->o->known.experts;
     int32_t ids[GPU_EXPERTS], n = gpu_moe_wanted(x, ids);
     close_iteration(a);
+    n = n > 0 ? without_shown(a, x, ids, n) : n;
+    x->wanted = n;
+    if (n == 0)
+        return true;
     if (n < 0 || !src->begin(src->self, x->m->layer, ids, n, SL_ORDER_READY, a->r->err))
         return false;
     a->open = true;
-    x->wanted = n;
     return true;
 }
 
@@ -341,7 +395,7 @@ static bool look_back(ahead *a) {
     bool waited;
     if (!gpu_await(a->r, a->ticket))
         return false;
-    for (int32_t index = 0; index < a->layers; index++) {
+    for (int32_t index = 0; index < a->layers && !a->r->o->tier; index++) {
         gpu_moe x = moe_at(a, moe_behind(a->r->p, &at), index);
         if (!begin_layer(a, &x) || !deliver(a, &x, index, &waited))
             return false;

@@ -51,9 +51,28 @@ static int slab_number(gpu_pass *p, const gpu_span *s) {
     return p->slabs++;
 }
 
+/* Kernels read slots of the device's own, which are as aligned as can be. */
+void gpu_pass_aligned(gpu_pass *p) {
+    uint32_t align = gpu_tier_align(p->x->r->o, p->x->m->layer);
+    for (int i = 0; i < SL_PROJ_COUNT; i++)
+        p->format[i] = gpu_moe_format(p->x->m, i, align);
+}
+
+static bool enter_tier(gpu_pass *p, const sl_expert_view *v, bool *full) {
+    gpu_run *r = p->x->r;
+    uint64_t entry[SL_PARTS];
+    if (!gpu_list_begin(r) || !gpu_tier_put(r->o, r->o->list, p->x->m, v, entry, full, r->err))
+        return false;
+    gpu_pass_aligned(p);
+    memcpy(p->table + (uint64_t)v->id * sizeof entry, entry, sizeof entry);
+    return true;
+}
+
 /* Enters an expert; false without an error (err untouched, *full): its slabs do not fit beside the others'. */
 bool gpu_pass_enter(gpu_pass *p, const sl_expert_view *v, bool *full) {
     gpu_run *r = p->x->r;
+    if (r->o->tier)
+        return enter_tier(p, v, full);
     uint64_t entry[SL_PARTS] = {0};
     int slabs = p->slabs;
     *full = false;
@@ -87,6 +106,12 @@ bool gpu_pass_enter(gpu_pass *p, const sl_expert_view *v, bool *full) {
 }
 
 static void bind_slabs(gpu_call *c, const gpu_pass *p) {
+    gpu_span piece[SL_SLAB_COUNT];
+    if (c->r->o->tier) {
+        int pieces = gpu_tier_pieces(c->r->o, piece);
+        gpu_call_pieces(c, piece, pieces, SL_GPU_READ);
+        return;
+    }
     gpu_call_pieces(c, p->slab, p->slabs, SL_GPU_READ);
 }
 

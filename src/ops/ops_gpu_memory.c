@@ -1,6 +1,8 @@
 /* Host memory as kernels see it: the allocator's blocks wrapped whole, once, until they are given back. */
 #include "ops/ops_gpu.h"
 
+#include "base/mem_block.h"
+
 #include <stdlib.h>
 
 static void drop(sl_ops_gpu *o, size_t i) {
@@ -9,15 +11,29 @@ static void drop(sl_ops_gpu *o, size_t i) {
     o->regions[i] = o->regions[--o->region_count];
 }
 
+/* What stands for a block that is there no more goes; on a device with memory of its own also pinned slabs, whose pages
+ * are others. */
+static bool stands(const sl_ops_gpu *o, const gpu_region *r, bool unmapped) {
+    void *base;
+    uint64_t bytes;
+    if (r->kind != GPU_ALLOCATED)
+        return true;
+    if (!o->apart)
+        return !unmapped;
+    return r->twin && sl_mem_block(o->known.mem, r->base, &base, &bytes) && base == r->base && bytes == r->bytes;
+}
+
 void gpu_regions_refresh(sl_ops_gpu *o) {
-    uint64_t unmapped = sl_mem_unmapped(o->known.mem);
-    if (unmapped == o->unmapped)
+    uint64_t unmapped = sl_mem_unmapped(o->known.mem), vacated = o->apart ? sl_mem_vacated(o->known.mem) : 0;
+    bool gone = unmapped != o->unmapped;
+    if (!gone && vacated == o->vacated)
         return;
     o->unmapped = unmapped;
+    o->vacated = vacated;
     gpu_slabs_forget(o, &o->kv);
     gpu_slabs_forget(o, &o->state);
     for (size_t i = o->region_count; i-- > 0;)
-        if (o->regions[i].kind == GPU_ALLOCATED)
+        if (!stands(o, &o->regions[i], gone))
             drop(o, i);
 }
 
@@ -80,9 +96,10 @@ static gpu_region *region_of(sl_ops_gpu *o, const void *p, uint64_t bytes, sl_er
     void *base;
     uint64_t size;
     gpu_region *r = find(o, p);
-    if (!r)
-        r = sl_mem_find(o->known.mem, p, &base, &size) ? add(o, base, size, GPU_ALLOCATED, err)
-                                                       : add(o, p, bytes, GPU_PASSING, err);
+    if (!r) /* pinning takes what is pinned from the system: slab by slab */
+        r = (o->apart ? sl_mem_block(o->known.mem, p, &base, &size) : sl_mem_find(o->known.mem, p, &base, &size))
+                ? add(o, base, size, GPU_ALLOCATED, err)
+                : add(o, p, bytes, GPU_PASSING, err);
     return r;
 }
 

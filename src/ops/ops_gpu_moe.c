@@ -124,6 +124,7 @@ static bool compute(gpu_moe *x, const sl_expert_view *views, int n) {
         gpu_pass p = {.x = x, .table = s->table};
         bool full = false;
         memset(s->table, 0, gpu_table_bytes(x->m));
+        gpu_tier_pass(x->r->o);
         int first = i;
         while (i < n && gpu_pass_enter(&p, &views[i], &full))
             i++;
@@ -195,6 +196,33 @@ static bool run_experts(gpu_moe *x) {
         if (x->r->step->cancelled && x->r->step->cancelled(x->r->step->user))
             return sl_fail(x->r->err, SL_ERR_CANCELLED, "cancelled in MoE layer %d", x->m->layer);
     }
+}
+
+/* Those that are in the device's own memory, in one pass; they are taken off the list. */
+static bool run_hits(gpu_moe *x, int32_t *ids, int32_t *n) {
+    sl_ops_gpu *o = x->r->o;
+    gpu_pass p = {.x = x, .table = o->scratch.table};
+    int32_t left = 0, hits = 0;
+    gpu_tier_pass(o);
+    memset(p.table, 0, gpu_table_bytes(x->m));
+    for (int32_t i = 0; i < *n; i++) {
+        uint64_t entry[SL_PARTS];
+        if (!gpu_tier_find(o, x->m, ids[i], true, entry)) {
+            ids[left++] = ids[i];
+            continue;
+        }
+        memcpy(p.table + (uint64_t)ids[i] * sizeof entry, entry, sizeof entry);
+        x->asked[ids[i]] = false;
+        hits++;
+    }
+    *n = left;
+    if (!hits)
+        return true;
+    uint64_t t0 = sl_now_ns();
+    gpu_pass_aligned(&p);
+    bool ok = gpu_push(x->r, p.table, gpu_table_bytes(x->m)) && gpu_pass_encode(&p) && gpu_finish(x->r);
+    o->times.expert_compute += sl_now_ns() - t0;
+    return ok;
 }
 
 /* The list in flight is waited for whatever went wrong: slots must not change under it. */
@@ -276,5 +304,9 @@ bool gpu_run_moe(gpu_run *r, const op *o) {
     int32_t n = gpu_moe_wanted(&x, ids);
     if (n <= 0) /* 0: every row has failed before */
         return n == 0;
-    return iterate(&x, ids, n) && gpu_moe_combine(&x) && gpu_pull(r, x.status, (uint64_t)x.rows * sizeof(int32_t));
+    bool shared = has_weight(&x.m->shared[SL_PROJ_GATE]);
+    if (r->o->tier && !run_hits(&x, ids, &n))
+        return false;
+    return (n > 0 ? iterate(&x, ids, n) : !shared || gpu_moe_shared(&x)) && gpu_moe_combine(&x) &&
+           gpu_pull(r, x.status, (uint64_t)x.rows * sizeof(int32_t));
 }

@@ -130,9 +130,11 @@ void *cuda_stream_new(gpu_device *d, sl_error *err) {
 static bool send_arguments(cuda_submission *s, sl_error *err) {
     gpu_device *d = s->stream->device;
     uint64_t bytes = cuda_argument_bytes(s->list, s->count);
+    if (!bytes)
+        return true;
     s->arguments = cuda_arguments_take(s->stream, bytes, err);
-    if (!s->arguments || !bytes)
-        return s->arguments != NULL;
+    if (!s->arguments)
+        return false;
     cuda_arguments_fill(s->list, s->count, s->arguments->host);
     return cuda_check(d, d->api.copy_to_device(s->arguments->device, s->arguments->host, bytes, s->stream->queue), err,
                       "arguments of list '%s'", s->label);

@@ -220,11 +220,11 @@ EXPORTED cuda_result cuDevicePrimaryCtxRetain(cuda_context *context, cuda_ordina
 }
 
 EXPORTED cuda_result cuDevicePrimaryCtxRelease_v2(cuda_ordinal device) {
-    ENTER("cuDevicePrimaryCtxRelease_v2");
+    cuda_result r = enter("cuDevicePrimaryCtxRelease_v2");
     pthread_mutex_lock(&lock);
     control.alive--;
     pthread_mutex_unlock(&lock);
-    return CUDA_OK;
+    return r;
 }
 
 EXPORTED cuda_result cuCtxPushCurrent_v2(cuda_context context) {

@@ -94,7 +94,11 @@ static void *queue_main(void *arg) {
     while (!q->ending || q->first) {
         work *w = q->first;
         if (!w || (control.hang && !q->ending)) {
-            pthread_cond_wait(&changed, &lock);
+            struct timespec t; /* nobody tells when hang ends */
+            clock_gettime(CLOCK_REALTIME, &t);
+            t.tv_sec += t.tv_nsec >= 990000000;
+            t.tv_nsec = (t.tv_nsec + 10000000) % 1000000000;
+            pthread_cond_timedwait(&changed, &lock, &t);
             continue;
         }
         pthread_mutex_unlock(&lock);

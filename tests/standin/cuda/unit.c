@@ -223,6 +223,7 @@ image *image_load(const void *bytes) {
     sl_error err;
     gpu_pipeline_limits limits = {0};
     pthread_once(&once, open_soft);
+    soft_faults_install(); /* cmocka puts handlers of its own in place for each test */
     memcpy(&i->head, bytes, sizeof i->head);
     if (memcmp(i->head.magic, IMAGE_MAGIC, sizeof i->head.magic) == 0 && stream)
         i->library = gpu_driver_soft.library_load(device, (const char *)bytes + sizeof i->head, i->head.payload, &err);

@@ -272,6 +272,12 @@ static uint64_t tables_written(const tiny *t) {
 }
 
 /* Tables of experts are written when something moved, and only then: bits are those of the step that waits. */
+static bool has_memory_of_its_own(const tiny *t) {
+    sl_gpu_info info = {.size = sizeof info};
+    sl_gpu_get_info(t->g.gpu, &info);
+    return !info.unified;
+}
+
 static void tables_are_written_when_experts_move(void **state) {
     static outcome waits, whole;
     static resident s;
@@ -279,6 +285,10 @@ static void tables_are_written_when_experts_move(void **state) {
         tiny *t = open_on("soft", false, 0, SL_KV_F16, SL_Q8_0);
         if (!t)
             skip();
+        if (has_memory_of_its_own(t)) { /* there nothing moves: tables are of the device's own slots */
+            tiny_close(t);
+            return;
+        }
         must_run(t, 0, 0, 3, &waits);
         assert_int_equal(tables_written(t), 0);
         make_resident(&s, t, all);

@@ -8,6 +8,18 @@
 #include <metal_simdgroup_matrix>
 #include "step.h"
 
+// A row of D columns in whole fragments, and how many of them each SIMD-group has when they are dealt out to four;
+// those behind the last column do not exist.
+template <uint D> constexpr uint tile_padded() {
+    return (D + 15) / 16 * 16;
+}
+template <uint D> constexpr uint tiles_each() {
+    return (D + 63) / 64;
+}
+template <uint D> inline bool has_tile(uint simd, uint n) {
+    return D % 64 == 0 || 16 * (simd * tiles_each<D>() + n) < D;
+}
+
 #ifndef SL_TILE_FRAGMENTS
 
 struct tile_half {
@@ -55,18 +67,6 @@ inline void tile_store(thread tile_float &t, threadgroup float *p, uint stride) 
 #pragma unroll
     for (uint i = 0; i < 4; i++)
         simdgroup_store(t.m[i >> 1][i & 1], p + (i >> 1) * 8 * stride + (i & 1) * 8, stride);
-}
-
-// A row of D columns in whole fragments, and how many of them each SIMD-group has when they are dealt out to four;
-// those behind the last column do not exist.
-template <uint D> constexpr uint tile_padded() {
-    return (D + 15) / 16 * 16;
-}
-template <uint D> constexpr uint tiles_each() {
-    return (D + 63) / 64;
-}
-template <uint D> inline bool has_tile(uint simd, uint n) {
-    return D % 64 == 0 || 16 * (simd * tiles_each<D>() + n) < D;
 }
 
 // Row map: factors of the rows that this lane's elements lie in.

@@ -16,9 +16,16 @@ static bool ends(const char *s, const char *end) {
     return n > k && strcmp(s + n - k, end) == 0;
 }
 
+/* As the host has them there: in fragments that lie in registers. */
 static bool compile(const sl_text *t, bool syntax, size_t *kernels) {
     static const char *const dirs[] = {SL_SOURCE_DIR "/src/kernels"};
-    msl_options options = {.name = t->name, .include_dirs = dirs, .include_count = 1, .target = MSL_CUDA};
+    static const sl_gpu_define fragments = {"SL_TILE_FRAGMENTS", NULL};
+    msl_options options = {.name = t->name,
+                           .defines = &fragments,
+                           .define_count = 1,
+                           .include_dirs = dirs,
+                           .include_count = 1,
+                           .target = MSL_CUDA};
     sl_error err = {0};
     msl_module *m = msl_translate(t->bytes, t->size, &options, &err);
     if (!m)

@@ -112,10 +112,13 @@ typedef struct sl_file {
     int direct_fd;
     uint32_t direct_align; /* alignment O_DIRECT needs of offset, length, address: 512..4096 */
     uint64_t size;
+    int64_t changed_ns; /* time of the last change when it was opened */
 } sl_file;
 
 sl_file *sl_file_open(const char *path, sl_error *err);
 void sl_file_close(sl_file *f);
+/* false: its size or the time of its last change is another than when it was opened. */
+bool sl_file_unchanged(const sl_file *f, sl_error *err);
 /* Reads exactly n bytes at offset through the page cache; short reads and EINTR continue; end of file is an error that
  * names the file, the offset and the size found. */
 bool sl_file_read(const sl_file *f, uint64_t offset, void *out, uint64_t n, sl_error *err);

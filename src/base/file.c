@@ -28,6 +28,14 @@ static bool same_file(int fd, const struct stat *as) {
 }
 #endif
 
+static int64_t change_time(const struct stat *st) {
+#ifdef __APPLE__
+    return (int64_t)st->st_mtimespec.tv_sec * 1000000000 + st->st_mtimespec.tv_nsec;
+#else
+    return (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
+#endif
+}
+
 static void open_direct(sl_file *f, const struct stat *st) {
     f->direct_fd = -1;
     f->direct_align = 4096;
@@ -78,7 +86,7 @@ sl_file *sl_file_open(const char *path, sl_error *err) {
         close(fd);
         return sl_fail_null(err, SL_ERR_MEMORY, "%s: out of memory", path);
     }
-    *f = (sl_file){.path = copy, .fd = fd, .size = (uint64_t)st.st_size};
+    *f = (sl_file){.path = copy, .fd = fd, .size = (uint64_t)st.st_size, .changed_ns = change_time(&st)};
     open_direct(f, &st);
     return f;
 }
@@ -91,6 +99,17 @@ void sl_file_close(sl_file *f) {
         close(f->direct_fd);
     free(f->path);
     free(f);
+}
+
+bool sl_file_unchanged(const sl_file *f, sl_error *err) {
+    struct stat st;
+    if (fstat(f->fd, &st) != 0)
+        return sl_fail_errno(err, SL_ERR_IO, errno, "%s: cannot stat", f->path);
+    if ((uint64_t)st.st_size != f->size)
+        return sl_fail(err, SL_ERR_IO, "%s: changed since it was opened: %lld bytes, it had %llu", f->path,
+                       (long long)st.st_size, (unsigned long long)f->size);
+    return change_time(&st) == f->changed_ns ||
+           sl_fail(err, SL_ERR_IO, "%s: changed since it was opened: it was written to", f->path);
 }
 
 uint64_t sl_file_end(const sl_file *f, uint64_t at) {

@@ -4,6 +4,8 @@
  * all its reads is in, because until then the kernel may write to it. */
 #include "experts/store.h"
 
+#define CHECK_NS 1000000000u
+
 bool experts_fetch_reserve(sl_experts *e) {
     void *array = e->batch.read;
     if (!sl_grow(&array, &e->batch.capacity, (size_t)e->batch.n + SL_EXPERT_PARTS, sizeof *e->batch.read))
@@ -118,11 +120,26 @@ static void fail_batch(sl_experts *e, const sl_error *why) {
     }
 }
 
+/* A file that is written to under a running program would give another model's bytes without any error. */
+static bool files_unchanged(sl_experts *e, sl_error *why) {
+    uint64_t now = sl_now_ns();
+    if (now - e->checked_ns < CHECK_NS)
+        return true;
+    e->checked_ns = now;
+    for (int32_t i = 0; i < e->files.count; i++) {
+        if (!sl_file_unchanged(e->file[i], why)) {
+            e->checked_ns = 0; /* at every batch, as long as it is so */
+            return false;
+        }
+    }
+    return true;
+}
+
 void experts_fetch_submit(sl_experts *e) {
     if (e->batch.n == 0)
         return;
     sl_error why;
-    if (e->reader->submit(e->reader, e->batch.read, e->batch.n, &why)) {
+    if (files_unchanged(e, &why) && e->reader->submit(e->reader, e->batch.read, e->batch.n, &why)) {
         e->in_flight += e->batch.n;
         e->awaited += e->batch.n;
     } else {

@@ -151,6 +151,7 @@ sl_experts *experts_open(const sl_experts_options *o, const experts_files *files
     e->top_k = o->top_k;
     experts_prefetch_open(e, o->prefetch);
     e->trace.burst = -1;
+    e->checked_ns = sl_now_ns();
     if (!open_store(e, o, files, err)) {
         sl_experts_close(e);
         return NULL;

@@ -213,6 +213,7 @@ struct sl_experts {
 
     experts_iteration it;
     experts_batch batch;
+    uint64_t checked_ns;     /* when the files were last looked at for changes */
     int32_t in_flight;       /* reads whose last result is still to come */
     int32_t awaited;         /* of these: to slots that had no time-out, so the reader's time limit bounds the wait */
     int32_t timed_out;       /* slots that had one and are still to be freed */

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const sl_fault_plan no_faults = {.seed = 1, .fail_after = -1, .fail_layer_tag = -1};
@@ -109,6 +111,37 @@ static void a_file_truncated_under_the_store_fails_its_experts_only(void **state
         }
         model_free(&m);
     }
+}
+
+/* Bytes written in place give no error of their own: the file's time does. */
+static void a_file_written_to_under_the_store_fails_what_is_read_from_then_on(void **state) {
+    rng r = rng_start("written to");
+    model m;
+    make_model(&m, &r);
+    store s;
+    store_make(&s, &m, &(store_spec){.top_k = 4}, reader_plain());
+    int32_t ids[] = {0, 3, 5, 9};
+    assert_int_equal(store_run(&s, 0, ids, 2, SL_ORDER_READY, 4), 0);
+    struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_sec = 1000000000, .tv_nsec = 5}}, now[2] = {{0}};
+    struct stat st;
+    assert_int_equal(stat(m.file[1]->path, &st), 0);
+    assert_int_equal(utimensat(AT_FDCWD, m.file[1]->path, times, 0), 0);
+    s.e->checked_ns = 0; /* more than a second ago */
+    sl_expert_view view;
+    sl_error err;
+    store_begin(&s, 1, ids, 1, SL_ORDER_READY);
+    assert_int_equal(s.source.next(s.source.self, &view, 1, &err), -1);
+    assert_non_null(strstr(err.message, m.file[1]->path));
+    assert_non_null(strstr(err.message, "changed since it was opened"));
+    s.source.end(s.source.self);
+    assert_int_equal(store_run(&s, 1, ids, 4, SL_ORDER_ASCENDING, 4), 4);
+    assert_int_equal(store_run(&s, 0, ids, 2, SL_ORDER_READY, 4), 0); /* was read before */
+    now[0].tv_nsec = UTIME_OMIT;
+    now[1] = st.st_mtim;
+    assert_int_equal(utimensat(AT_FDCWD, m.file[1]->path, now, 0), 0);
+    assert_int_equal(store_run(&s, 1, ids, 4, SL_ORDER_ASCENDING, 4), 0);
+    store_free(&s);
+    model_free(&m);
 }
 
 /* Every failed read is one failed expert; asked for again, all come in the end. */
@@ -306,6 +339,7 @@ int main(void) {
         cmocka_unit_test(an_error_names_file_layer_expert_and_offset),
         cmocka_unit_test(reads_after_the_file_is_gone_fail_and_cached_experts_stay),
         cmocka_unit_test(a_file_truncated_under_the_store_fails_its_experts_only),
+        cmocka_unit_test(a_file_written_to_under_the_store_fails_what_is_read_from_then_on),
         cmocka_unit_test(failed_experts_can_be_asked_for_again),
         cmocka_unit_test(an_expert_of_many_reads_fails_once),
         cmocka_unit_test(a_timed_out_slot_is_not_used_until_its_read_is_over),

@@ -90,8 +90,9 @@ inline void tile_scale_rows(thread tile_float &t, thread tile_rows &f) {
     }
 }
 
-#else // the host says that the device has fragments in registers: on an H200 matmul.metal is then 3 to 4.5 times as fast
-      // (256 rows an expert, 768 x 2048: 104 TFLOP/s instead of 23 in affine 4 bit, 78 of 22 in Q4_K, 57 of 19 in Q4_0)
+#else // the host says that the device has fragments in registers: on an H200 matmul.metal is then 3 to 4.5 times as
+      // fast (256 rows an expert, 768 x 2048: 104 TFLOP/s instead of 23 in affine 4 bit, 78 of 22 in Q4_K, 57 of 19 in
+      // Q4_0)
 
 struct tile_half {
     uint4 w;

@@ -185,6 +185,18 @@ void delta_run(delta_twin *t, const int32_t n[2], const int32_t from[2]) {
         fail_msg("%s", err.message);
 }
 
+/* On a device nothing is written behind the convolution's rows, nor in blocks of the layer that no program has. */
+static void check_surroundings(const delta_twin *t, const delta_case *c) {
+    uint64_t end = t->state.conv_offset + (uint64_t)(c->width - 1) * (uint64_t)t->state.channels * sizeof(float);
+    for (int32_t i = 0; i < 4; i++) {
+        int32_t b = t->blocks[i % 2][i / 2], per = t->state.blocks_per_slab;
+        const uint8_t *block = t->slabs[b / per] + (uint64_t)(b % per) * t->state.block_bytes;
+        for (uint64_t k = i / 2 == LAYER ? end : 0; k < t->state.block_bytes; k++)
+            if (block[k] != 0xff)
+                fail_msg("byte %llu of block %d was written, which nobody's state is", (unsigned long long)k, b);
+    }
+}
+
 void delta_compare(const delta_case *c, bool check, double limit) {
     delta_twin cpu, gpu;
     if (!delta_open(&gpu, c, true, check))
@@ -209,6 +221,7 @@ void delta_compare(const delta_case *c, bool check, double limit) {
                                 (size_t)conv * sizeof(float));
         }
     }
+    check_surroundings(&gpu, c);
     print_message("delta of %d x %d, %d heads: outputs %.2g, states %.2g\n", c->key_dim, c->value_dim, c->value_heads,
                   worst, states);
     assert_true(worst <= limit && states <= limit);

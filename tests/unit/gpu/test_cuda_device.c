@@ -88,7 +88,7 @@ static bool run_steps(rig *r, int n) {
         ok = encode(r, l, r->scale, 2) && encode(r, l, r->add, 1);
     if (l && !ok)
         sl_gpu_list_free(l);
-    sl_gpu_ticket t;
+    sl_gpu_ticket t = 0;
     return ok && sl_gpu_submit(l, &t, &r->err) && sl_gpu_wait(r->stream, t, 20 * SECOND, NULL, &r->err);
 }
 
@@ -163,7 +163,7 @@ static bool scenario(void) {
         ok = run_steps(&r, 5);
     sl_gpu_list *l = ok ? sl_gpu_begin(r.stream, "kept", &r.err) : NULL;
     sl_gpu_replay *kept = NULL;
-    sl_gpu_ticket t;
+    sl_gpu_ticket t = 0;
     if (l) {
         ok = encode(&r, l, r.add, 0);
         kept = sl_gpu_keep(l, &r.err);
@@ -231,7 +231,7 @@ static void a_kernels_fault_is_told_once_and_the_device_is_lost(void **state) {
     sl_gpu_dispatch d = {
         .pipeline = r.wild, .groups = {1, 1, 1}, .threads = {1, 1, 1}, .bindings = &b, .binding_count = 1};
     sl_gpu_list *l = sl_gpu_begin(r.stream, "bad", &r.err);
-    sl_gpu_ticket t;
+    sl_gpu_ticket t = 0;
     assert_true(l && sl_gpu_encode(l, &d, &r.err) && sl_gpu_submit(l, &t, &r.err));
     assert_false(sl_gpu_wait(r.stream, t, 20 * SECOND, NULL, &r.err));
     expect_error(&r.err, SL_ERR_DEVICE, "kernel wild, 1 x 1 x 1 threadgroups of 1 x 1 x 1, slot 0: 400 bytes at ");
@@ -251,7 +251,7 @@ static void a_device_that_hangs_times_out(void **state) {
     assert_true(rig_open(&r, SL_GPU_SHARED));
     cuda->hang = true;
     sl_gpu_list *l = sl_gpu_begin(r.stream, "late", &r.err);
-    sl_gpu_ticket t;
+    sl_gpu_ticket t = 0;
     assert_true(l && encode(&r, l, r.add, 1) && sl_gpu_submit(l, &t, &r.err));
     assert_false(sl_gpu_wait(r.stream, t, 20000000, NULL, &r.err));
     expect_error(&r.err, SL_ERR_TIMEOUT, "still runs");
@@ -296,7 +296,7 @@ static void a_buffer_may_be_bound_where_bytes_could_be(void **state) {
     sl_gpu_dispatch d = {
         .pipeline = r.add, .groups = {4, 1, 1}, .threads = {32, 1, 1}, .bindings = bindings, .binding_count = 2};
     sl_gpu_list *l = sl_gpu_begin(r.stream, "pointers", &r.err);
-    sl_gpu_ticket t;
+    sl_gpu_ticket t = 0;
     assert_true(l && sl_gpu_encode(l, &d, &r.err) && sl_gpu_submit(l, &t, &r.err) &&
                 sl_gpu_wait(r.stream, t, 20 * SECOND, NULL, &r.err));
     float got[N];
@@ -316,7 +316,7 @@ static void events_without_words(void **state) {
     assert_true(rig_open(&r, SL_GPU_SHARED));
     sl_gpu_event *go = sl_gpu_event_new(r.g, &r.err), *done = sl_gpu_event_new(r.g, &r.err);
     sl_gpu_list *l = sl_gpu_begin(r.stream, "events", &r.err);
-    sl_gpu_ticket t;
+    sl_gpu_ticket t = 0;
     assert_true(go && done && l && sl_gpu_encode_wait(l, go, 1, &r.err) && encode(&r, l, r.add, 1) &&
                 sl_gpu_encode_signal(l, done, 7, &r.err) && sl_gpu_submit(l, &t, &r.err));
     assert_false(sl_gpu_wait(r.stream, t, 20000000, NULL, &r.err));
@@ -345,7 +345,7 @@ static void wraps_may_share_pages(void **state) {
     assert_true(a && b && c);
     assert_int_equal(cuda->pinned - before, 5 * 4096);
     sl_gpu_list *l = sl_gpu_begin(r.stream, "across", &r.err);
-    sl_gpu_ticket t;
+    sl_gpu_ticket t = 0;
     assert_true(l && sl_gpu_encode_fill(l, c, 0, 5 * 4096, 3, &r.err) && sl_gpu_submit(l, &t, &r.err) &&
                 sl_gpu_wait(r.stream, t, 20 * SECOND, NULL, &r.err));
     assert_int_equal(space[5 * 4096 - 1], 3);

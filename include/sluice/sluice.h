@@ -57,7 +57,12 @@ typedef struct sl_engine_options {
     bool timing;        /* a device tells its phases apart, at the price of a command buffer for each */
     /* memory 0: a directory that stands for "/" where the machine's memory is looked at (/proc, /sys); NULL: "/". */
     const char *system_root;
-    bool verify_reads; /* compare every expert read from a pack with its checksum */
+    bool verify_reads;   /* compare every expert read from a pack with its checksum */
+    const char *direct;  /* past the page cache: NULL or "auto"; "on", "off" (as buffered) */
+    uint64_t read_piece; /* larger reads are split into pieces of so many bytes, a multiple of 4096; 0: automatic */
+    /* What reader, read_depth, read_piece and direct leave open is as sl_calibrate found it for the model's disk. The
+     * directory with its results: NULL: $XDG_CACHE_HOME/sluice or ~/.cache/sluice; "": none. */
+    const char *calibration;
 } sl_engine_options;
 #define SL_ENGINE_OPTIONS_INIT                                                                                         \
     { .size = sizeof(sl_engine_options) }
@@ -90,6 +95,10 @@ typedef struct sl_engine_info {
     uint64_t state_bytes_per_sequence; /* recurrent state, whatever its length; 0: the model has none */
     int32_t linear_layers;             /* layers of linear attention among `layers` */
     uint64_t disk_bytes;               /* files with weights, with what is padding in them (packs) or not read */
+    int read_depth;                    /* reads in flight (threads of pread); 0: the reader's usual */
+    uint64_t read_piece;               /* bytes; 0: the reader's usual */
+    bool read_direct;
+    char reader_why[128]; /* where that comes from, in words */
 } sl_engine_info;
 
 /* Fills *info (info->size set by the caller). */
@@ -159,6 +168,59 @@ typedef struct sl_routing {
  * returns. NULL ends it. Not on a device: SL_ERR_UNSUPPORTED. */
 SL_API bool sl_engine_watch_routing(sl_engine *e, void (*fn)(void *user, const sl_routing *r), void *user,
                                     sl_error *err);
+
+/* ---- calibration: how the disk under a model is read fastest ------------------------------------------------------
+ */
+
+/* A way to read, and the bytes per second it gave: median and extremes of interleaved rounds. */
+typedef struct sl_read_way {
+    char reader[8]; /* "uring", "pread" */
+    bool direct;
+    int depth;
+    uint64_t piece;
+    double rate, least, most;
+    int rounds;
+} sl_read_way;
+
+/* Random reads of one size at two depths, as they are chosen otherwise. */
+typedef struct sl_read_size {
+    uint64_t bytes;
+    double alone, deep; /* bytes per second, one at a time and with the chosen depth */
+} sl_read_size;
+
+enum { SL_READ_WAYS = 48, SL_READ_SIZES = 4 };
+
+typedef struct sl_calibrate_options {
+    size_t size;
+    const sl_engine *engine;      /* opened with plan_only: its experts are read; or NULL */
+    const char *directory;        /* then random bytes in a file of their own here, of which nothing stays */
+    double seconds;               /* at most, about; 0: 5 */
+    const char *store;            /* as sl_engine_options.calibration */
+    const char *system_root;      /* likewise */
+    bool (*progress)(void *user); /* called between measurements; false: SL_ERR_CANCELLED. May be NULL */
+    void *progress_user;
+} sl_calibrate_options;
+#define SL_CALIBRATE_OPTIONS_INIT                                                                                      \
+    { .size = sizeof(sl_calibrate_options) }
+
+typedef struct sl_calibrate_result {
+    size_t size;
+    char source[128], type[32], mount[256]; /* the disk, as far as the system says */
+    bool network, in_memory, direct_possible;
+    int rotational; /* -1: not known */
+    bool finished;  /* false: the disk is so slow that time ran out, the rest is as usual */
+    sl_read_way usual, chosen;
+    int way_count, size_count;
+    sl_read_way ways[SL_READ_WAYS]; /* all that was tried */
+    sl_read_size sizes[SL_READ_SIZES];
+    double cached_rate;  /* bytes per second of what is in the page cache, one thread */
+    uint64_t read_bytes; /* mean size of the reads */
+    char stored[1024];   /* the file that keeps it; "": see store_error */
+    sl_error store_error;
+} sl_calibrate_result;
+
+/* Measures, and keeps the result for engines opened later on models of the same disk. */
+SL_API bool sl_calibrate(const sl_calibrate_options *options, sl_calibrate_result *result, sl_error *err);
 
 /* ---- packs: a model rewritten for streaming --------------------------------------------------------------------- */
 

@@ -136,6 +136,8 @@ bool sl_path_exists(const char *path);
 bool sl_path_is_dir(const char *path);
 /* dir/name, allocated. */
 char *sl_path_join(const char *dir, const char *name);
+/* What can be made again is kept here: $XDG_CACHE_HOME/sluice or ~/.cache/sluice, allocated; NULL: neither is set. */
+char *sl_cache_dir(void);
 
 /* ---- time, machine ------------------------------------------------------------------------------------------------
  */

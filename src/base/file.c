@@ -216,3 +216,10 @@ char *sl_path_join(const char *dir, const char *name) {
     size_t n = strlen(dir);
     return sl_asprintf(n && dir[n - 1] == '/' ? "%s%s" : "%s/%s", dir, name);
 }
+
+char *sl_cache_dir(void) {
+    const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (base && *base == '/')
+        return sl_path_join(base, "sluice");
+    return home && *home == '/' ? sl_asprintf("%s/.cache/sluice", home) : NULL;
+}

@@ -174,6 +174,7 @@ static void print_setting(const sl_engine_info *i, const sl_stats *s) {
         printf(", %d of %d experts per token, reader %s, slots for %llu of %llu", i->experts_per_token, i->experts,
                i->reader, (unsigned long long)i->slots,
                (unsigned long long)i->experts * (unsigned long long)i->moe_layers);
+    printf("%s%s", i->reader_why[0] ? "; reads " : "", i->reader_why);
     printf("%s%s\n", i->approximation[0] ? "; APPROXIMATION: " : "", i->approximation);
     printf("memory    budget %s, of it at most %s counted, process peak %s\n", cli_size(i->memory, budget),
            cli_size(s->memory_peak, peak), cli_size(sl_peak_rss(), process));

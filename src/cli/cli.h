@@ -38,7 +38,8 @@ typedef struct cli_args {
     int threads, context, chunk, max_slots, experts_per_token, read_depth;
     const char *kv_type, *numeric, *isa, *reader, *device;
     bool buffered, verify_reads;
-    const char *prefetch;
+    const char *prefetch, *direct;
+    uint64_t read_piece;
     /* prompt */
     const char *file, *system;
     bool raw;
@@ -147,6 +148,7 @@ int cli_run(const cli_args *a);
 int cli_chat(const cli_args *a);
 int cli_info(const cli_args *a);
 int cli_plan(const cli_args *a);
+int cli_doctor(const cli_args *a);
 int cli_bench(const cli_args *a);
 int cli_eval(const cli_args *a);
 int cli_tokenize(const cli_args *a);

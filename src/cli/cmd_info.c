@@ -7,7 +7,8 @@ json_t *cli_info_json(const sl_engine_info *i) {
     return json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s," /* path..approximation */
         " s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i,"
-        " s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:I}",
+        " s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:I, s:i, s:I, s:b, "
+        "s:s}",
         "path", i->path, "container", i->container, "architecture", i->architecture, "formats", i->formats, "numeric",
         i->numeric, "isa", i->isa, "reader", i->reader, "kv_type", i->kv_type, "approximation",
         i->approximation, //
@@ -23,7 +24,8 @@ json_t *cli_info_json(const sl_engine_info *i) {
         "slots", (json_int_t)i->slots, "dense_bytes_per_token", (json_int_t)i->dense_bytes_per_token, "kv_tokens",
         (json_int_t)i->kv_tokens, "least_kv_tokens", (json_int_t)i->least_kv_tokens, "state_bytes_per_sequence",
         (json_int_t)i->state_bytes_per_sequence, "linear_layers", i->linear_layers, "disk_bytes",
-        (json_int_t)i->disk_bytes);
+        (json_int_t)i->disk_bytes, "read_depth", i->read_depth, "read_piece", (json_int_t)i->read_piece, "read_direct",
+        i->read_direct, "reader_why", i->reader_why);
 }
 
 static void print_model(const sl_engine_info *i) {
@@ -53,6 +55,16 @@ static int at_most(uint64_t n, int limit) {
     return n < (uint64_t)limit ? (int)n : limit;
 }
 
+static void print_reading(const sl_engine_info *i) {
+    char piece[16];
+    printf("reads       ");
+    if (i->read_depth)
+        printf("%d at a time, ", i->read_depth);
+    if (i->read_piece)
+        printf("pieces of %s, ", cli_size(i->read_piece, piece));
+    printf("%s\n", i->reader_why);
+}
+
 static void print_memory(const sl_engine_info *i) {
     char least[16], suggested[16], full[16], memory[16], kv[16], scratch[16], state[16];
     printf("memory      least %s (for %d tokens of context), suggested %s, full %s\n", cli_size(i->least_memory, least),
@@ -73,6 +85,8 @@ static void print_memory(const sl_engine_info *i) {
     printf("; scratch %s\n", cli_size(i->scratch_bytes, scratch));
     printf("runs        numeric %s on %s, %d threads%s%s\n", i->numeric, i->isa, i->threads,
            i->reader[0] ? ", reader " : "", i->reader);
+    if (i->reader[0])
+        print_reading(i);
 }
 
 int cli_info(const cli_args *a) {

@@ -276,7 +276,7 @@ static int plan_with(sl_engine *e, const cli_args *a) {
     if (a->memory == 0 && p.info.memory < p.info.least_memory)
         return cli_complain(CLI_FAILED, "%s does not run in %s: the least is %s", p.info.path,
                             cli_size(p.info.memory, have), cli_size(p.info.least_memory, least));
-    if (!measure(e, &p, a->buffered, &err))
+    if (!measure(e, &p, !p.info.read_direct, &err))
         return cli_report(&err);
     if (a->json)
         return print_plan_json(&p);

@@ -44,6 +44,16 @@ const cli_command cli_commands[] = {
      "assumptions written beside the numbers. Loads nothing, and keeps within --memory itself.",
      {cli_engine_options, cli_json_options, cli_common_options},
      cli_plan},
+    {"doctor",
+     "DIR|MODEL",
+     1,
+     1,
+     "measure this machine, and how its disk is read fastest",
+     "Takes about ten seconds. Reads MODEL's experts, or random bytes in DIR of which nothing stays, in several ways, "
+     "and\n"
+     "keeps the fastest for all models on that disk. Says what will be used, why, and what hurts.",
+     {cli_json_options, cli_common_options},
+     cli_doctor},
     {"bench",
      "MODEL",
      1,

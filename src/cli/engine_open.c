@@ -88,6 +88,8 @@ static sl_engine_options engine_options(const cli_args *a, bool plan_only) {
     o.verify_reads = a->verify_reads;
     o.prefetch = a->prefetch;
     o.read_depth = a->read_depth;
+    o.read_piece = a->read_piece;
+    o.direct = a->direct;
     o.max_slots = a->max_slots;
     o.experts_per_token = a->experts_per_token;
     o.timing = a->timing;

@@ -53,6 +53,10 @@ static void fill_settings(const sl_engine *e, sl_engine_info *i) {
     snprintf(i->numeric, sizeof i->numeric, "%s", e->numeric);
     snprintf(i->isa, sizeof i->isa, "%s", e->isa);
     snprintf(i->reader, sizeof i->reader, "%s", e->reader_name);
+    snprintf(i->reader_why, sizeof i->reader_why, "%s", e->reading_why);
+    i->read_depth = e->reading.depth;
+    i->read_piece = e->reading.piece_bytes;
+    i->read_direct = i->reader[0] && !e->reading.buffered;
     snprintf(i->kv_type, sizeof i->kv_type, "%s", e->kv_type);
     snprintf(i->approximation, sizeof i->approximation, "%s", e->approximation);
     i->context = e->context;

@@ -85,8 +85,6 @@ static void close_reads(reads *r) {
 /* Takes at most half of *memory, and that off it. */
 static bool open_reads(reads *r, sl_engine *e, double missing, uint64_t *memory, sl_error *err) {
     const sl_model_config *c = sl_model_config_get(e->model);
-    sl_reader_options o = {.buffered = e->options.buffered, .depth = e->options.read_depth};
-    o.kind = strncmp(e->reader_name, "pread", 5) == 0 ? SL_READER_PREAD : SL_READER_AUTO;
     *r = (reads){.e = e, .missing = missing, .random = 1, .slot = sl_round_up(e->slot_bytes, BLOCK)};
     r->slot += SL_EXPERT_PARTS * BLOCK;
     uint64_t bytes = sl_round_up(r->slot * (uint64_t)c->top_k, HUGE_PAGE);
@@ -102,7 +100,7 @@ static bool open_reads(reads *r, sl_engine *e, double missing, uint64_t *memory,
     memset(area, 0, bytes);
     r->area = area;
     *memory -= bytes;
-    r->reader = sl_reader_open(&o, err);
+    r->reader = sl_reader_open(&e->reading, err);
     if (r->reader && r->reader->add_memory)
         r->reader->add_memory(r->reader, area, bytes);
     if (!r->reader)

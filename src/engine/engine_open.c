@@ -209,8 +209,9 @@ static sl_reader *open_reader(sl_engine *e, engine_wrap_reader wrap, void *user,
     }
     if (!choose("reader", e->options.reader, kinds, SL_COUNT(kinds), &kind, err))
         return NULL;
-    sl_reader_options o = {.kind = values[kind], .buffered = e->options.buffered, .depth = e->options.read_depth};
-    sl_reader *r = sl_reader_open(&o, err);
+    if (!engine_choose_reading(e, values[kind], err))
+        return NULL;
+    sl_reader *r = sl_reader_open(&e->reading, err);
     if (!r)
         return NULL;
     snprintf(e->reader_name, sizeof e->reader_name, "%s, %s", r->name, r->direct ? "O_DIRECT" : "buffered");
@@ -530,7 +531,8 @@ sl_engine *engine_open_wrapped(const sl_engine_options *o, engine_wrap_reader wr
          open_rest(e, wrap, user, err);
     /* The strings are the caller's. */
     e->options.model = e->options.kv_type = e->options.numeric = e->options.isa = e->options.reader =
-        e->options.device = e->options.prefetch = e->options.system_root = NULL;
+        e->options.device = e->options.prefetch = e->options.system_root = e->options.direct = e->options.calibration =
+            NULL;
     if (ok)
         return e;
     sl_engine_close(e);

@@ -50,6 +50,11 @@ bool engine_seq_claim(sl_engine *e, sl_seq *s, const void *user, bool *first, sl
 bool engine_seq_used_by(sl_seq *s, const void *user);
 void engine_seq_release(sl_seq *s);
 
+/* ---- reading ---------------------------------------------------------------------------------------------------- */
+
+/* calibrate.c: how experts are read, from the options and from what was measured of their disk. Fills e->reading. */
+bool engine_choose_reading(sl_engine *e, sl_reader_kind kind, sl_error *err);
+
 /* ---- runs: rows of one sequence that wait to be evaluated ------------------------------------------------------- */
 
 typedef struct engine_job engine_job;
@@ -186,6 +191,8 @@ typedef struct engine_routing {
 struct sl_engine {
     sl_engine_options options; /* strings are not kept */
     sl_prefetch prefetch;
+    sl_reader_options reading; /* as chosen */
+    char reading_why[128];
     sl_log log;
     char *path;
     sl_ckpt *ckpt;

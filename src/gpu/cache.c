@@ -19,12 +19,9 @@
 #define STALE_SECONDS 3600 /* a temporary file this old was left by a process that died */
 
 char *gpu_cache_dir(const char *dir) {
-    const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (dir)
         return *dir ? sl_strdup(dir) : NULL;
-    if (base && *base == '/')
-        return sl_path_join(base, "sluice");
-    return home && *home == '/' ? sl_asprintf("%s/.cache/sluice", home) : NULL;
+    return sl_cache_dir();
 }
 
 static char *entry_path(const sl_gpu *g, gpu_key key) {

@@ -86,7 +86,7 @@ def test_version_is_the_projects(run, repo):
 def test_help_names_every_command_and_each_has_help(run):
     text = run("help").stdout
     names = re.findall(r"^  ([a-z]+) +\S", text, re.M)
-    assert {"run", "chat", "info", "plan", "bench", "eval", "pack", "routes", "tokenize", "synth", "msl", "completions", "help"} == set(names)
+    assert {"run", "chat", "info", "plan", "doctor", "bench", "eval", "pack", "routes", "tokenize", "synth", "msl", "completions", "help"} == set(names)
     for name in names:
         if name != "help":
             shown = run("help", name).stdout

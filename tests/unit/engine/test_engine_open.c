@@ -162,6 +162,10 @@ static void test_bad_options(void **state) {
         {{.model = GOLDEN "qwen3_moe", .kv_type = "f17"}, "f17"},
         {{.model = GOLDEN "qwen3_moe", .reader = "mmap"}, "mmap"},
         {{.model = GOLDEN "qwen3_moe", .isa = "mmx"}, "mmx"},
+        {{.model = GOLDEN "qwen3_moe", .direct = "maybe"}, "maybe"},
+        {{.model = GOLDEN "qwen3_moe", .direct = "on", .buffered = true}, "exclude"},
+        {{.model = GOLDEN "qwen3_moe", .read_piece = 5000}, "5000"},
+        {{.model = GOLDEN "qwen3_moe", .read_piece = UINT64_MAX - 4095}, "read_piece"},
         {{.model = GOLDEN "qwen3_moe", .experts_per_token = 9}, "9"},
         {{.model = GOLDEN "llama", .experts_per_token = 1}, "experts"},
         {{.model = GOLDEN "qwen2_moe", .kv_type = "q8_0"}, "q8_0"}, /* head_dim 16 */

@@ -1,0 +1,268 @@
+/* How experts are read: what is asked for, else as the model's disk was calibrated, else as usual. And the calibration
+ * itself. */
+#include "engine/internal.h"
+#include "engine/random.h"
+
+#include "experts/calibrate.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* ---- the choice ------------------------------------------------------------------------------------------------- */
+
+/* Where results are kept; allocated, NULL: nowhere. */
+static char *store_directory(const char *asked) {
+    if (!asked)
+        return sl_cache_dir();
+    return *asked ? sl_strdup(asked) : NULL;
+}
+
+static const sl_file *first_file(const sl_engine *e) {
+    int32_t n;
+    const sl_model_experts *x = sl_model_expert_layers(e->model, &n);
+    for (int32_t i = 0; i < n; i++)
+        for (int p = 0; p < SL_EXPERT_PARTS; p++)
+            if (x[i].extent[p].bytes)
+                return sl_ckpt_file(e->ckpt, x[i].extent[p].file);
+    return NULL;
+}
+
+/* What is wrong with a stored result is said and costs the defaults; nothing fails for it. */
+static bool load_stored(sl_engine *e, sl_calibration *out) {
+    sl_error err = {0};
+    sl_disk disk;
+    const sl_file *f = first_file(e);
+    char *directory = store_directory(e->options.calibration), *path = NULL;
+    bool ok = f && directory && sl_disk_of(e->options.system_root, f->path, &disk, &err) &&
+              (path = sl_calibration_path(directory, &disk)) && sl_calibration_load(path, &disk, out, &err);
+    if (!ok && err.code != SL_OK)
+        sl_logf(&e->log, SL_LOG_WARN, "%s; reading as usual ('sluice doctor' measures again)", err.message);
+    free(path);
+    free(directory);
+    return ok;
+}
+
+static bool wish_of(const sl_engine_options *o, sl_reader_kind kind, sl_reading_wish *w, sl_error *err) {
+    bool on = o->direct && strcmp(o->direct, "on") == 0, off = o->direct && strcmp(o->direct, "off") == 0;
+    if (o->direct && !on && !off && strcmp(o->direct, "auto") != 0)
+        return sl_fail(err, SL_ERR_ARGUMENT, "direct: \"%s\", expected one of auto, on, off", o->direct);
+    if (on && o->buffered)
+        return sl_fail(err, SL_ERR_ARGUMENT, "direct on and buffered exclude each other");
+    if (o->read_piece % 4096 || o->read_piece > 1 << 30)
+        return sl_fail(err, SL_ERR_ARGUMENT, "read_piece: %llu bytes, a multiple of 4096 up to 1 GiB expected",
+                       (unsigned long long)o->read_piece);
+    *w = (sl_reading_wish){kind, on ? 1 : off || o->buffered ? 0 : -1, o->read_depth, o->read_piece};
+    return true;
+}
+
+bool engine_choose_reading(sl_engine *e, sl_reader_kind kind, sl_error *err) {
+    sl_reading_wish wish;
+    sl_calibration stored;
+    if (!wish_of(&e->options, kind, &wish, err))
+        return false;
+    bool known = load_stored(e, &stored);
+    sl_reading_choose(&wish, known ? &stored : NULL, &e->reading, e->reading_why, sizeof e->reading_why);
+    return true;
+}
+
+/* ---- what is read ----------------------------------------------------------------------------------------------- */
+
+/* As the engine reads: experts of one layer after the other, chosen at random. */
+typedef struct expert_reads {
+    const sl_engine *e;
+    uint64_t random;
+    int32_t layer;
+} expert_reads;
+
+static int expert_burst(void *user, bool direct, sl_read *reads, int max) {
+    expert_reads *x = user;
+    const sl_model_config *c = sl_model_config_get(x->e->model);
+    const sl_expert_layer *l = &x->e->expert_layers[x->layer++ % c->moe_layers];
+    int n = 0;
+    for (int32_t k = 0; k < c->top_k; k++) {
+        sl_trace_read what[SL_EXPERT_PARTS];
+        int32_t expert = (int32_t)(engine_random(&x->random) % (uint64_t)l->experts);
+        int32_t parts = sl_experts_reads_of(l, x->e->ckpt, expert, direct, what);
+        if (parts > max && n == 0)
+            parts = max; /* a very slow disk: part of an expert */
+        if (n + parts > max)
+            break;
+        for (int32_t i = 0; i < parts; i++, n++) {
+            const sl_file *f = sl_ckpt_file(x->e->ckpt, what[i].file);
+            uint64_t left = f->size - what[i].offset;
+            reads[n] = (sl_read){.file = f,
+                                 .offset = what[i].offset,
+                                 .bytes = what[i].bytes,
+                                 .need = what[i].bytes < left ? what[i].bytes : left};
+        }
+    }
+    return n;
+}
+
+/* ---- calibration ------------------------------------------------------------------------------------------------ */
+
+enum { AREA = 64 << 20, LEAST_AREA = 8 << 20, TEMPORARY = 256 << 20, CACHED = 32 << 20 };
+#define DEFAULT_SECONDS 5.0
+
+typedef struct calibration_run {
+    sl_calibrate_options o;
+    sl_disk_meter meter;
+    expert_reads experts;
+    sl_random_reads random;
+    sl_file *temporary; /* or NULL */
+    const sl_file *file;
+    sl_calibration c;
+    sl_calibrate_result *r;
+} calibration_run;
+
+static uint64_t area_bytes(void) {
+    uint64_t share = sl_memory_limit(NULL) / 8;
+    return share < LEAST_AREA ? LEAST_AREA : share < AREA ? share : AREA;
+}
+
+static bool open_source(calibration_run *x, sl_error *err) {
+    enum { LEAST = 512 << 10, MOST = 3 << 20 };
+    const sl_engine *e = x->o.engine;
+    if (!e) {
+        x->temporary = sl_random_file(x->o.directory, TEMPORARY, x->o.progress, x->o.progress_user, err);
+        if (!x->temporary)
+            return false;
+        x->file = x->temporary;
+        x->random = (sl_random_reads){x->file, LEAST, MOST, 1};
+        x->meter.burst = sl_random_reads_burst;
+        x->meter.user = &x->random;
+        x->meter.most = 24;
+        return true;
+    }
+    if (!e->expert_layers || !(x->file = first_file(e)))
+        return sl_fail(err, SL_ERR_ARGUMENT, "%s: a dense model: nothing of it is read while it runs", e->path);
+    x->experts = (expert_reads){e, 1, 0};
+    x->meter.burst = expert_burst;
+    x->meter.user = &x->experts;
+    return true;
+}
+
+static sl_read_way public_way(const sl_tried *t) {
+    sl_read_way w = {.direct = t->how.direct,
+                     .depth = t->how.depth,
+                     .piece = t->how.piece_bytes,
+                     .rate = t->rate,
+                     .least = t->least,
+                     .most = t->most,
+                     .rounds = t->rounds};
+    snprintf(w.reader, sizeof w.reader, "%s", sl_reader_kind_name(t->how.kind));
+    return w;
+}
+
+static bool search_ways(calibration_run *x, sl_error *err) {
+    sl_calibrator c = {sl_disk_meter_measure, sl_disk_meter_now, sl_disk_meter_go_on, &x->meter};
+    double seconds = x->o.seconds > 0 ? x->o.seconds : DEFAULT_SECONDS, rate = 0;
+    sl_reading first = {SL_READER_PREAD, x->file->direct_fd >= 0, 8, 512 << 10};
+    uint64_t began = sl_now_ns(), limit = (uint64_t)(seconds * 1e9);
+    if (!sl_disk_meter_measure(&x->meter, &first, &rate, err))
+        return false;
+    sl_disk_meter_fit(&x->meter, rate);
+    uint64_t took = sl_now_ns() - began;
+    if (!sl_calibrate_search(&c, x->file->direct_fd >= 0, took < limit ? limit - took : 0, &x->c, err))
+        return false;
+    x->c.measured = (int64_t)time(NULL);
+    x->c.read_bytes = x->meter.reads ? x->meter.bytes / x->meter.reads : 0;
+    sl_calibrate_result *r = x->r;
+    r->read_bytes = x->c.read_bytes;
+    r->finished = x->c.finished;
+    r->usual = public_way(&x->c.usual);
+    r->chosen = public_way(&x->c.chosen);
+    for (r->way_count = 0; r->way_count < x->c.count && r->way_count < SL_READ_WAYS; r->way_count++)
+        r->ways[r->way_count] = public_way(&x->c.tried[r->way_count]);
+    return true;
+}
+
+/* Whole reads of one size, alone and as deep as chosen. */
+static bool measure_sizes(calibration_run *x, sl_error *err) {
+    static const uint64_t sizes[SL_READ_SIZES] = {16 << 10, 128 << 10, 1 << 20, 4 << 20};
+    sl_burst_fn burst = x->meter.burst;
+    void *user = x->meter.user;
+    sl_reading how = x->c.chosen.how;
+    bool ok = true;
+    for (int i = 0; ok && i < SL_READ_SIZES && sizes[i] <= x->file->size / 4; i++) {
+        sl_random_reads reads = {x->file, sizes[i], sizes[i], 1};
+        sl_read_size *s = &x->r->sizes[x->r->size_count++];
+        x->meter.burst = sl_random_reads_burst;
+        x->meter.user = &reads;
+        *s = (sl_read_size){.bytes = sizes[i]};
+        how.piece_bytes = sizes[i];
+        how.depth = 1;
+        ok = sl_disk_meter_measure(&x->meter, &how, &s->alone, err);
+        how.depth = x->c.chosen.how.depth;
+        ok = ok && sl_disk_meter_measure(&x->meter, &how, &s->deep, err);
+        if (ok && !sl_disk_meter_go_on(&x->meter))
+            ok = sl_fail(err, SL_ERR_CANCELLED, "calibration: stopped");
+    }
+    x->meter.burst = burst;
+    x->meter.user = user;
+    return ok;
+}
+
+/* The second of two reads of the same bytes through the page cache. */
+static bool measure_cached(calibration_run *x, sl_error *err) {
+    uint64_t n = x->meter.area_bytes < CACHED ? x->meter.area_bytes : CACHED;
+    n = x->file->size < n ? x->file->size : n;
+    bool ok = sl_file_read(x->file, 0, x->meter.area, n, err);
+    uint64_t began = sl_now_ns();
+    ok = ok && sl_file_read(x->file, 0, x->meter.area, n, err);
+    uint64_t took = sl_now_ns() - began;
+    sl_file_drop(x->file, 0, n);
+    x->r->cached_rate = (double)n * 1e9 / (double)(took ? took : 1);
+    return ok;
+}
+
+static bool describe_disk(calibration_run *x, sl_disk *disk, sl_error *err) {
+    sl_calibrate_result *r = x->r;
+    if (!sl_disk_of(x->o.system_root, x->temporary ? x->o.directory : x->file->path, disk, err))
+        return false;
+    snprintf(r->source, sizeof r->source, "%s", disk->source);
+    snprintf(r->type, sizeof r->type, "%s", disk->type);
+    snprintf(r->mount, sizeof r->mount, "%s", disk->mount);
+    r->network = disk->network;
+    r->in_memory = disk->in_memory;
+    r->rotational = disk->rotational;
+    r->direct_possible = x->file->direct_fd >= 0;
+    return true;
+}
+
+/* A place that cannot be written is no failure of measuring. */
+static void store(calibration_run *x, const sl_disk *disk) {
+    char *directory = store_directory(x->o.store), *path = directory ? sl_calibration_path(directory, disk) : NULL;
+    if (!path)
+        sl_fail(&x->r->store_error, SL_ERR_ARGUMENT, "no directory to keep the result in (XDG_CACHE_HOME, HOME)");
+    else if (sl_calibration_save(path, disk, &x->c, &x->r->store_error))
+        snprintf(x->r->stored, sizeof x->r->stored, "%s", path);
+    free(path);
+    free(directory);
+}
+
+static bool run_calibration(calibration_run *x, sl_error *err) {
+    sl_disk disk;
+    if (!open_source(x, err) || !describe_disk(x, &disk, err) || !sl_disk_meter_open(&x->meter, area_bytes(), err) ||
+        !search_ways(x, err) || !measure_sizes(x, err) || !measure_cached(x, err))
+        return false;
+    store(x, &disk);
+    return true;
+}
+
+bool sl_calibrate(const sl_calibrate_options *options, sl_calibrate_result *result, sl_error *err) {
+    sl_calibrate_result all = {0};
+    calibration_run x = {.r = &all};
+    if (!engine_copy_options(&x.o, sizeof x.o, options, offsetof(sl_calibrate_options, seconds), "calibrate", err))
+        return false;
+    if (!x.o.engine == !x.o.directory)
+        return sl_fail(err, SL_ERR_ARGUMENT, "calibrate: an engine or a directory expected");
+    x.meter.go_on = x.o.progress;
+    x.meter.go_on_user = x.o.progress_user;
+    bool ok = run_calibration(&x, err);
+    sl_disk_meter_close(&x.meter);
+    sl_file_close(x.temporary);
+    return ok && (engine_give(result, &all, sizeof all) ||
+                  sl_fail(err, SL_ERR_ARGUMENT, "calibrate: the result's size is not set"));
+}

@@ -1,0 +1,216 @@
+/* Measuring how fast bursts of reads come, with the readers that the engine has. */
+#include "experts/calibrate.h"
+
+#include "experts/reader.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+enum { BLOCK = 4096, HUGE_PAGE = 2 << 20, WRITE_STEP = 4 << 20, FLUSH_STEPS = 8, LEAST_FILE = 32 << 20 };
+#define ROUND_NS      80000000u
+#define WRITE_NS      1500000000u
+#define DISK_LEFT     (UINT64_C(64) << 20) /* stays free on the disk */
+#define BURST_SECONDS 0.15
+
+/* splitmix64 */
+static uint64_t next_random(uint64_t *state) {
+    uint64_t x = *state += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/* ---- meter ------------------------------------------------------------------------------------------------------- */
+
+bool sl_disk_meter_open(sl_disk_meter *m, uint64_t area_bytes, sl_error *err) {
+    void *area = NULL;
+    m->area_bytes = sl_round_up(area_bytes, HUGE_PAGE);
+    m->most = m->most ? m->most : CALIBRATE_BURST;
+    m->round_ns = m->round_ns ? m->round_ns : ROUND_NS;
+    if (posix_memalign(&area, HUGE_PAGE, m->area_bytes) != 0)
+        return sl_fail(err, SL_ERR_MEMORY, "calibration: out of memory for %llu bytes to read to",
+                       (unsigned long long)m->area_bytes);
+#ifdef MADV_HUGEPAGE
+    madvise(area, m->area_bytes, MADV_HUGEPAGE); /* as the engine's slabs */
+#endif
+    memset(area, 0, m->area_bytes);
+    m->area = area;
+    return true;
+}
+
+void sl_disk_meter_close(sl_disk_meter *m) {
+    free(m->area);
+    m->area = NULL;
+}
+
+uint64_t sl_disk_meter_now(void *user) {
+    return sl_now_ns();
+}
+
+bool sl_disk_meter_go_on(void *user) {
+    const sl_disk_meter *m = user;
+    return !m->go_on || m->go_on(m->go_on_user);
+}
+
+void sl_disk_meter_fit(sl_disk_meter *m, double rate) {
+    double mean = m->reads ? (double)m->bytes / (double)m->reads : 0,
+           fit = mean > 0 ? rate * BURST_SECONDS / mean : m->most;
+    if (fit < m->most)
+        m->most = fit < 1 ? 1 : (int)fit;
+}
+
+/* Gives the reads their places, as many as there is room for; returns how many. */
+static int place_reads(const sl_disk_meter *m, sl_read *reads, int n) {
+    uint64_t at = 0;
+    for (int i = 0; i < n; i++) {
+        uint64_t bytes = sl_round_up(reads[i].bytes, BLOCK);
+        if (at + bytes > m->area_bytes)
+            return i;
+        reads[i].dst = m->area + at;
+        at += bytes;
+    }
+    return n;
+}
+
+/* Bytes of the burst, 0 on failure. */
+static uint64_t run_burst(sl_disk_meter *m, sl_reader *r, sl_error *err) {
+    sl_read reads[CALIBRATE_BURST];
+    sl_read_result got[CALIBRATE_BURST];
+    uint64_t bytes = 0;
+    int n = place_reads(m, reads, m->burst(m->user, r->direct, reads, m->most));
+    if (n <= 0)
+        return sl_fail(err, SL_ERR_ARGUMENT, "calibration: no read fits %llu bytes", (unsigned long long)m->area_bytes),
+               0;
+    for (int i = 0; i < n; i++)
+        bytes += reads[i].need;
+    if (!r->submit(r, reads, n, err))
+        return 0;
+    for (int left = n; left > 0;) {
+        int k = r->collect(r, got, CALIBRATE_BURST, UINT64_MAX);
+        if (k <= 0)
+            return sl_fail(err, SL_ERR_IO, "calibration: %d reads never came back", left), 0;
+        for (int i = 0; i < k; i++) {
+            if (!got[i].ok) {
+                *err = got[i].error; /* closing the reader waits for the rest */
+                return 0;
+            }
+        }
+        left -= k;
+    }
+    m->bytes += bytes;
+    m->reads += (uint64_t)n;
+    return bytes;
+}
+
+bool sl_disk_meter_measure(void *user, const sl_reading *how, double *rate, sl_error *err) {
+    sl_disk_meter *m = user;
+    sl_error ignored, *e = err ? err : &ignored;
+    sl_reader_options o = {
+        .kind = how->kind, .buffered = !how->direct, .depth = how->depth, .piece_bytes = how->piece_bytes};
+    sl_reader *r = sl_reader_open(&o, e);
+    if (!r)
+        return false;
+    if (r->add_memory)
+        r->add_memory(r, m->area, m->area_bytes);
+    uint64_t began = sl_now_ns(), took = 0, bytes = 0, burst;
+    do {
+        burst = run_burst(m, r, e);
+        bytes += burst;
+        took = sl_now_ns() - began;
+    } while (burst > 0 && took < m->round_ns);
+    r->close(r);
+    *rate = (double)bytes * 1e9 / (double)(took ? took : 1);
+    return burst > 0;
+}
+
+/* ---- what is read ------------------------------------------------------------------------------------------------ */
+
+int sl_random_reads_burst(void *user, bool direct, sl_read *reads, int max) {
+    sl_random_reads *x = user;
+    uint64_t size = x->file->size;
+    for (int i = 0; i < max; i++) {
+        uint64_t bytes = sl_round_up(x->least + next_random(&x->state) % (x->most - x->least + 1), BLOCK);
+        if (bytes > size)
+            return i;
+        uint64_t offset = next_random(&x->state) % (size - bytes + 1) / BLOCK * BLOCK;
+        reads[i] = (sl_read){.file = x->file, .offset = offset, .bytes = bytes, .need = bytes};
+    }
+    return max;
+}
+
+static bool has_room(const char *directory, uint64_t bytes, sl_error *err) {
+    struct statvfs v;
+    if (statvfs(directory, &v) != 0)
+        return sl_fail_errno(err, SL_ERR_IO, errno, "%s: cannot ask for its free space", directory);
+    uint64_t room = (uint64_t)v.f_bavail * (uint64_t)v.f_frsize;
+    return room >= bytes + DISK_LEFT ||
+           sl_fail(err, SL_ERR_IO, "%s: %llu bytes are free, %llu are needed to measure the disk", directory,
+                   (unsigned long long)room, (unsigned long long)(bytes + DISK_LEFT));
+}
+
+static bool write_all(int fd, const uint8_t *from, size_t n) {
+    for (size_t done = 0; done < n;) {
+        ssize_t w = write(fd, from + done, n - done);
+        if (w < 0 && errno == EINTR)
+            continue;
+        if (w <= 0)
+            return false;
+        done += (size_t)w;
+    }
+    return true;
+}
+
+/* Random bytes: a disk that compresses or leaves out zeros would flatter itself. */
+static bool write_random(int fd, const char *directory, uint64_t bytes, bool (*go_on)(void *user), void *user,
+                         uint64_t *written, sl_error *err) {
+    uint64_t state = sl_now_ns(), end = state + WRITE_NS;
+    uint64_t *block = malloc(WRITE_STEP);
+    bool ok = block || sl_fail(err, SL_ERR_MEMORY, "calibration: out of memory");
+    for (*written = 0; ok && *written < bytes; *written += WRITE_STEP) {
+        if (*written >= LEAST_FILE && sl_now_ns() >= end)
+            break;
+        for (int i = 0; i < WRITE_STEP / 8; i++)
+            block[i] = next_random(&state) | 1;
+        if (go_on && !go_on(user))
+            ok = sl_fail(err, SL_ERR_CANCELLED, "calibration: stopped");
+        else if (!write_all(fd, (const uint8_t *)block, WRITE_STEP) ||
+                 (*written / WRITE_STEP % FLUSH_STEPS == FLUSH_STEPS - 1 && fsync(fd) != 0))
+            ok = sl_fail_errno(err, SL_ERR_IO, errno, "%s: cannot write a file to measure the disk with", directory);
+    }
+    free(block);
+    if (ok && fsync(fd) != 0)
+        ok = sl_fail_errno(err, SL_ERR_IO, errno, "%s: cannot write a file to measure the disk with", directory);
+    return ok;
+}
+
+sl_file *sl_random_file(const char *directory, uint64_t bytes, bool (*go_on)(void *user), void *user, sl_error *err) {
+    if (!has_room(directory, bytes, err))
+        return NULL;
+    char *path = sl_asprintf("%s/.sluice-doctor-XXXXXX", directory);
+    int fd = path ? mkstemp(path) : -1;
+    if (fd < 0) {
+        sl_fail_errno(err, SL_ERR_IO, errno, "%s: cannot create a file to measure the disk with", directory);
+        free(path);
+        return NULL;
+    }
+    sl_file *f = sl_file_open(path, err);
+    unlink(path);
+    free(path);
+    uint64_t written = 0;
+    if (f && !write_random(fd, directory, bytes, go_on, user, &written, err)) {
+        sl_file_close(f);
+        f = NULL;
+    }
+    close(fd);
+    if (!f)
+        return NULL;
+    f->size = written;
+    experts_file_prepare(f);
+    sl_file_drop(f, 0, f->size);
+    return f;
+}

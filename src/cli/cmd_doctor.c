@@ -162,8 +162,8 @@ static bool measure(doctor *d, const sl_engine *e, sl_error *err) {
 
 static void print_way(const char *what, const sl_read_way *w) {
     char piece[16];
-    printf("%-9s %-6s %-8s %4d %s, pieces of %-8s %6.2f GB/s", what, w->reader, w->direct ? "O_DIRECT" : "buffered",
-           w->depth, strcmp(w->reader, "pread") == 0 ? "threads " : "in queue", cli_size(w->piece, piece),
+    printf("%-9s %-6s %-8s %4d %-9s pieces of %-8s %6.2f GB/s", what, w->reader, w->direct ? "O_DIRECT" : "buffered",
+           w->depth, strcmp(w->reader, "pread") == 0 ? "threads," : "in queue,", cli_size(w->piece, piece),
            w->rate / 1e9);
     if (w->rounds > 1)
         printf("  (%.2f to %.2f)", w->least / 1e9, w->most / 1e9);

@@ -1,16 +1,16 @@
 // few: products of one row of x with rows of W of about 4 bits, for devices whose matrix units multiply fragments that
-// lie in registers (simdgroup_mma_16x8x16) and that copy to threadgroup memory ahead of time (copy_begin): an NVIDIA GPU,
-// and soft for tests. Metal has neither. Measured on an H200 beside matvec.metal, which is limited there by its three
-// instructions per weight and by loads of 2 bytes, as shares of the bandwidth of reading: 72 % instead of 11 (affine 4
-// bit, 66 MB a matrix), 65 of 11 (Q4_0), 64 of 19 (Q4_K), 53 of 8 (MXFP4); at 4096 x 4096 34 % instead of 9, 8, 14, 28 of
-// 7, where a plain kernel that reads as much reaches 52.
+// lie in registers (simdgroup_mma_16x8x16) and that copy to threadgroup memory ahead of time (copy_begin): an NVIDIA
+// GPU, and soft for tests. Metal has neither. Measured on an H200 beside matvec.metal, which is limited there by its
+// three instructions per weight and by loads of 2 bytes, as shares of the bandwidth of reading: 72 % instead of 11
+// (affine 4 bit, 66 MB a matrix), 65 of 11 (Q4_0), 64 of 19 (Q4_K), 53 of 8 (MXFP4); at 4096 x 4096 34 % instead of 9,
+// 8, 14, 28 of 7, where a plain kernel that reads as much reaches 52.
 //
 // A SIMD-group takes chunks of 16 rows of W by 256 columns. Their bytes are copied verbatim, in pieces of 16 (8), to a
 // ring of its own; so it does not matter at which odd addresses a format's blocks begin. Lane 4 r + q then holds units
-// (of 32 columns) 2 q and 2 q + 1 of rows r and r + 8. Codes become halves by bits: as subnormal numbers, code * 2^-24 or
-// 2^-20, they need one instruction for two weights. The fragment of x has 8 columns, two for each quarter q of the lanes:
-// x as high halves and what is missing as low ones, with zeros where k belongs to other quarters. So the product gives
-// each lane the sums of its own units with its own x, exact to float, which it scales with its own scales.
+// (of 32 columns) 2 q and 2 q + 1 of rows r and r + 8. Codes become halves by bits: as subnormal numbers, code * 2^-24
+// or 2^-20, they need one instruction for two weights. The fragment of x has 8 columns, two for each quarter q of the
+// lanes: x as high halves and what is missing as low ones, with zeros where k belongs to other quarters. So the product
+// gives each lane the sums of its own units with its own x, exact to float, which it scales with its own scales.
 //
 // x of FEW_PANEL units at a time lies in threadgroup memory in that form, each unit scaled by a power of two.
 // Order of addition: units of a chunk, chunks of a SIMD-group, quarters, SIMD-groups; the same for any grid.
@@ -25,13 +25,13 @@
 #endif
 
 enum {
-    FEW_CHUNK = 8,   // units that are copied at once, of 16 rows
-    FEW_SLOT = 144,  // bytes for a row of a chunk: other banks for other rows
-    FEW_STAGES = 2,  // chunks of a SIMD-group's ring
-    FEW_SIMDS = 4,   // SIMD-groups
+    FEW_CHUNK = 8,  // units that are copied at once, of 16 rows
+    FEW_SLOT = 144, // bytes for a row of a chunk: other banks for other rows
+    FEW_STAGES = 2, // chunks of a SIMD-group's ring
+    FEW_SIMDS = 4,  // SIMD-groups
     FEW_PANEL = SL_FEW_PANEL,
-    FEW_X = 9,       // uint4 of a unit of x: 4 high, 4 low, then {factor, sum of the first product's x, of the second's}
-    FEW_TILES = 16   // tiles of 16 rows whose sums are kept
+    FEW_X = 9,     // uint4 of a unit of x: 4 high, 4 low, then {factor, sum of the first product's x, of the second's}
+    FEW_TILES = 16 // tiles of 16 rows whose sums are kept
 };
 
 struct few_memory {
@@ -54,8 +54,9 @@ typedef threadgroup const uchar *few_slot;
 // A word has eight codes, four for each of two products. sequence: they are eight columns in order (the first product's
 // even, the second's odd), else four columns of the lower run and four of the upper.
 // halves(w): pairs of the first product (x, y) and of the second (z, w).
-// column, gap: as in blocks.h. unit, second: what the sum of the first product is multiplied with, and the second's besides.
-// pieces of `piece` bytes make chunk_bytes of a row of a chunk; side, copy_side: what lies in an array of its own.
+// column, gap: as in blocks.h. unit, second: what the sum of the first product is multiplied with, and the second's
+// besides. pieces of `piece` bytes make chunk_bytes of a row of a chunk; side, copy_side: what lies in an array of its
+// own.
 
 struct few_nibbles {
     static constant constexpr float unit = 0x1p24f, second = 0x1p-4f;
@@ -189,7 +190,9 @@ struct few_mxfp4 : few_e2m1, few_in_order, few_in_block {
             e.scale[i] = float2(e8m0(p[from - 1]));
         }
     }
-    static float2 bias(thread const few_unit &e, uint p) { return float2(0.0f); }
+    static float2 bias(thread const few_unit &e, uint p) {
+        return float2(0.0f);
+    }
 };
 
 typedef few_affine4<side_f16> few_affine4_f16;
@@ -243,7 +246,8 @@ template <typename W> inline void few_put(threadgroup uint4 *at, few_eight v, ui
     }
     if (quarter == 0) {
         float first = W::sequence ? sum + other : sum; // a sequence's runs have one bias
-        at[8] = uint4(as_type<uint>(down * W::unit), as_type<uint>(first), as_type<uint>(W::sequence ? 0.0f : other), 0u);
+        at[8] =
+            uint4(as_type<uint>(down * W::unit), as_type<uint>(first), as_type<uint>(W::sequence ? 0.0f : other), 0u);
     }
 }
 
@@ -317,7 +321,8 @@ inline void few_next(thread few_cursor<W, M> &c, threadgroup uint4 (&ring)[FEW_S
         threadgroup uchar *to = (threadgroup uchar *)ring[c.stage];
         bool second = M == 2 && c.matrix == 1; // by selection: an array in registers cannot be indexed by a variable
         ulong row = 16 * ulong(first + c.t * stride);
-        device const uchar *codes = (second ? w[M - 1].codes : w[0].codes) + row * w[0].row_bytes + c.chunk * W::chunk_bytes;
+        device const uchar *codes =
+            (second ? w[M - 1].codes : w[0].codes) + row * w[0].row_bytes + c.chunk * W::chunk_bytes;
         device const uchar *side = second ? W::side(w[M - 1], lane) : W::side(w[0], lane);
 #pragma unroll
         for (uint i = 0; i < (16 * W::pieces + 31) / 32; i++) {

@@ -126,12 +126,7 @@ template <class T, enable_if_t<is_same_v<T, half>, int> = 0> MSL_I float log1p(T
 }
 
 /* What a texture is used for: a tag of templates where there are no textures. */
-enum class access {
-    sample,
-    read,
-    write,
-    read_write
-};
+enum class access { sample, read, write, read_write };
 
 /* <metal_assert>: asserts nothing, as where Metal validates no shaders. */
 template <class T> MSL_C void assert(const T &) {}

@@ -150,9 +150,10 @@ MSL_I simdgroup_matrix<T, 8, 8> operator*(const simdgroup_matrix<T, 8, 8> &a, co
 
 /* ---- fragments in registers -------------------------------------------------------------------------------------- */
 
-/* c + a . b: 16 x 16 times 16 x 8, halves, summed in float; not in Metal. Lane l = 4 r + q holds of a the columns 2q and
- * 2q + 1 of rows r (word x) and r + 8 (y), and columns 2q + 8, 2q + 9 of the same rows (z, w); of b, column r: rows 2q,
- * 2q + 1 (x) and 2q + 8, 2q + 9 (y); of c, columns 2q, 2q + 1 of rows r (x, y) and r + 8 (z, w). All lanes take part. */
+/* c + a . b: 16 x 16 times 16 x 8, halves, summed in float; not in Metal. Lane l = 4 r + q holds of a the columns 2q
+ * and 2q + 1 of rows r (word x) and r + 8 (y), and columns 2q + 8, 2q + 9 of the same rows (z, w); of b, column r: rows
+ * 2q, 2q + 1 (x) and 2q + 8, 2q + 9 (y); of c, columns 2q, 2q + 1 of rows r (x, y) and r + 8 (z, w). All lanes take
+ * part. */
 #ifdef SL_MSL_CUDA
 MSL_I float4 simdgroup_mma_16x8x16(float4 c, uint4 a, uint2 b) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -222,7 +223,8 @@ MSL_I uint4 simdgroup_load_a(const half *p, uint stride) {
     const uint l = msl_lane();
     p += (l >> 2) * stride + (l & 3u) * 2u;
     const half *low = p + 8 * stride;
-    return uint4(msl_halves(p, p + 1), msl_halves(low, low + 1), msl_halves(p + 8, p + 9), msl_halves(low + 8, low + 9));
+    return uint4(msl_halves(p, p + 1), msl_halves(low, low + 1), msl_halves(p + 8, p + 9),
+                 msl_halves(low + 8, low + 9));
 }
 MSL_I uint4 simdgroup_load_b(const half *p, uint stride) {
     const uint l = msl_lane();
@@ -235,7 +237,8 @@ MSL_I uint4 simdgroup_load_b_turned(const half *p, uint stride) {
     const uint l = msl_lane();
     p += (l >> 2) * stride + (l & 3u) * 2u;
     const half *low = p + 8 * stride;
-    return uint4(msl_halves(p, p + 1), msl_halves(p + 8, p + 9), msl_halves(low, low + 1), msl_halves(low + 8, low + 9));
+    return uint4(msl_halves(p, p + 1), msl_halves(p + 8, p + 9), msl_halves(low, low + 1),
+                 msl_halves(low + 8, low + 9));
 }
 #endif
 /* p[r * stride + c] = c0 for columns 0-7, c1 for 8-15. */
@@ -254,9 +257,9 @@ MSL_I float2 simdgroup_rows_c(const float *p, uint stride) {
 
 /* ---- copies that run ahead --------------------------------------------------------------------------------------- */
 
-/* Not in Metal. A thread begins copies of 4, 8 or 16 bytes (both addresses multiples of that) from device to threadgroup
- * memory and closes what it began as one lot (copy_commit); copy_wait<N> returns once all but its latest N lots are
- * there. Others see them behind the next barrier. On soft a copy is made at once. */
+/* Not in Metal. A thread begins copies of 4, 8 or 16 bytes (both addresses multiples of that) from device to
+ * threadgroup memory and closes what it began as one lot (copy_commit); copy_wait<N> returns once all but its latest N
+ * lots are there. Others see them behind the next barrier. On soft a copy is made at once. */
 #ifdef SL_MSL_CUDA
 template <uint N> MSL_I void copy_begin(void *to, const void *from) {
     static_assert(N == 4 || N == 8 || N == 16, "a copy is of 4, 8 or 16 bytes");

@@ -195,6 +195,10 @@ static void print_decode(const bench_result *r, const sl_engine_info *info) {
                weight_rate(r, info) / 1e9, 100 * weight_rate(r, info) / memory, memory / 1e9);
     if (info->experts == 0)
         return;
+    if (median_of(r, value_hit_rate) < 0) {
+        printf("          all experts are in the device's memory\n");
+        return;
+    }
     printf("          hit rate %.1f %%, %s read per token, waited %.2f of %.2f s\n", 100 * median_of(r, value_hit_rate),
            cli_size((uint64_t)(median_of(r, value_read) / bench_tokens(r)), a), median_of(r, value_wait),
            median_of(r, value_seconds));

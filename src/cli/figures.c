@@ -25,6 +25,10 @@ static void print_speed(FILE *f, const char *name, uint64_t tokens, uint64_t ns)
 static void print_experts(FILE *f, const sl_stats *s, const sl_engine_info *info) {
     char read[16], one[16];
     uint64_t asked = s->expert_hits + s->expert_misses;
+    if (asked == 0 && s->gpu_lists > 0) {
+        fprintf(f, "experts   all in the device's memory\n");
+        return;
+    }
     fprintf(f, "experts   hit rate %.1f %% of %llu; %s read, waited %.2f s; slots for %llu of %llu, %s each\n",
             100 * ratio((double)s->expert_hits, (double)asked), (unsigned long long)asked,
             cli_size(s->expert_bytes_read, read), seconds(s->expert_wait_ns), (unsigned long long)info->slots,

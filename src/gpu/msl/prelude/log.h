@@ -17,7 +17,7 @@ struct os_log {
     template <class... A> MSL_MC void log_with_type(os_log_type, const char *, A...) const {}
 };
 #undef MSL_LOG
-MSL_CONSTANT_DATA os_log os_log_default{};
+[[maybe_unused]] MSL_CONSTANT_DATA os_log os_log_default{};
 
 } // namespace metal
 } // namespace msl_unit

@@ -71,6 +71,7 @@ typedef struct synth_random {
 /* Can blocks of a GGUF format be made? */
 bool synth_has_blocks(sl_format_id format);
 
+uint64_t synth_next(uint64_t *state); /* splitmix64 */
 bool synth_random_open(synth_random *r, uint64_t seed, sl_format_id format, sl_error *err);
 void synth_random_close(synth_random *r);
 void synth_fill_blocks(synth_random *r, sl_format_id format, uint64_t index, int64_t first, int64_t n, double deviation,

@@ -10,8 +10,7 @@ enum {
 };
 static const double code_deviation = 2.7; /* in sixteenths of the codes' range: 3 deviations reach the ends */
 
-/* splitmix64. */
-static uint64_t next(uint64_t *state) {
+uint64_t synth_next(uint64_t *state) {
     uint64_t x = *state += 0x9E3779B97F4A7C15u;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
@@ -20,9 +19,9 @@ static uint64_t next(uint64_t *state) {
 
 static uint64_t stream(const synth_random *r, uint64_t index, uint64_t piece, uint64_t salt) {
     uint64_t s = r->seed * 0x9E3779B97F4A7C15u + index;
-    s = next(&s) + piece;
-    s = next(&s) + salt;
-    return next(&s);
+    s = synth_next(&s) + piece;
+    s = synth_next(&s) + salt;
+    return synth_next(&s);
 }
 
 /* The normal distribution's inverse, by bisection: it is asked 4096 times. */
@@ -81,7 +80,7 @@ bool synth_has_blocks(sl_format_id format) {
 static void random_block(const block_kind *k, uint64_t *state, double scale, double min, uint8_t *out) {
     uint32_t bytes = sl_format_get(k->format)->block_bytes;
     for (uint32_t i = 0; i < bytes; i += 8) {
-        uint64_t x = next(state);
+        uint64_t x = synth_next(state);
         memcpy(out + i, &x, bytes - i < 8 ? bytes - i : 8);
     }
     uint16_t halves[2] = {sl_f32_to_f16((float)scale), sl_f32_to_f16((float)min)};
@@ -148,7 +147,7 @@ void synth_random_close(synth_random *r) {
 /* n codes of four bits, two a byte, low half first; n is even. One random word gives four (12 bits each, 16 unused). */
 static void fill_nibbles(const synth_random *r, uint64_t *state, int64_t n, uint8_t *out) {
     for (int64_t i = 0; i + 4 <= n; i += 4) {
-        uint64_t x = next(state);
+        uint64_t x = synth_next(state);
         out[i / 2] = (uint8_t)(r->code[x & 4095] | r->code[(x >> 12) & 4095] << 4);
         out[i / 2 + 1] = (uint8_t)(r->code[(x >> 24) & 4095] | r->code[(x >> 36) & 4095] << 4);
     }
@@ -157,7 +156,7 @@ static void fill_nibbles(const synth_random *r, uint64_t *state, int64_t n, uint
 /* Of other widths: a stream of bits, eight codes at a time. */
 static void fill_stream(const synth_random *r, uint64_t *state, int64_t n, uint8_t *out) {
     for (int64_t i = 0; i + 8 <= n; i += 8, out += r->bits) {
-        uint64_t x[2] = {next(state), next(state)}, eight = 0;
+        uint64_t x[2] = {synth_next(state), synth_next(state)}, eight = 0;
         for (int k = 0; k < 8; k++)
             eight |= (uint64_t)r->code[x[k / 4] >> 12 * (k % 4) & 4095] << r->bits * k;
         memcpy(out, &eight, (size_t)r->bits);
@@ -170,7 +169,7 @@ static double jitter(uint64_t x) {
 }
 
 static double uniform(uint64_t *state) {
-    return ((double)(next(state) >> 11) + 0.5) / 9007199254740992.0;
+    return ((double)(synth_next(state) >> 11) + 0.5) / 9007199254740992.0;
 }
 
 typedef struct fill {
@@ -197,7 +196,7 @@ static void q4_0_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
         uint64_t state = stream(f->r, f->index, (uint64_t)(f->first / PIECE + p), 1);
         for (int64_t i = p * PIECE; i < piece_end(f, p); i += 32) {
             uint8_t *block = f->bytes + i / 32 * 18;
-            uint16_t scale = sl_f32_to_f16((float)(f->deviation * f->r->step * jitter(next(&state))));
+            uint16_t scale = sl_f32_to_f16((float)(f->deviation * f->r->step * jitter(synth_next(&state))));
             memcpy(block, &scale, 2);
             fill_nibbles(f->r, &state, 32, block + 2);
         }
@@ -222,7 +221,7 @@ static void affine_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t p = begin; p < end; p++) {
         uint64_t state = stream(f->r, f->index, (uint64_t)(f->first / PIECE + p), 2);
         for (int64_t i = p * PIECE; i < piece_end(f, p); i++) {
-            float scale = (float)(f->deviation * f->r->step * jitter(next(&state)));
+            float scale = (float)(f->deviation * f->r->step * jitter(synth_next(&state)));
             f->scales[i] = sl_f32_to_bf16(scale);
             f->biases[i] = sl_f32_to_bf16((float)-f->r->center * sl_bf16_to_f32(f->scales[i]));
         }
@@ -276,7 +275,7 @@ static void random_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t p = begin; p < end; p++) {
         uint64_t state = stream(f->r, f->index, (uint64_t)(f->first / PIECE + p), 1);
         for (int64_t at = p * PIECE; at < piece_end(f, p); at += f->format->block_weights) {
-            double scale = f->deviation * f->r->unit * jitter(next(&state));
+            double scale = f->deviation * f->r->unit * jitter(synth_next(&state));
             random_block(f->kind, &state, scale, scale * f->r->ratio,
                          f->bytes + at / f->format->block_weights * f->format->block_bytes);
         }

@@ -34,13 +34,6 @@ static const skew_kind *kind_of(const char *name) {
     return &kinds[0];
 }
 
-static uint64_t next(uint64_t *state) {
-    uint64_t x = *state += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-
 /* Topic t has ids first + t * count, .. */
 typedef struct skew_ids {
     int64_t first, count;
@@ -144,7 +137,7 @@ static bool belongs(const synth_job *job, size_t index, int topic, int64_t exper
     uint64_t seed = job->random->seed * 0x9E3779B97F4A7C15u + index * TOPICS + (uint64_t)topic, state, mine = 0;
     for (int64_t e = -1; e < experts; e++) {
         state = seed ^ (uint64_t)(e < 0 ? expert : e) << 40;
-        uint64_t key = next(&state);
+        uint64_t key = synth_next(&state);
         if (e < 0)
             mine = key;
         else
@@ -191,11 +184,11 @@ bool synth_skew_ids(const synth_job *job, const char *out, sl_error *err) {
     json_t *ids = json_array();
     int64_t topic = 0;
     for (int i = 0; i < RECORDED; i++) {
-        uint64_t x = next(&state);
+        uint64_t x = synth_next(&state);
         if ((double)(x >> 11) / 9007199254740992.0 < kind->leave)
-            topic = (int64_t)(next(&state) % TOPICS);
-        json_array_append_new(
-            ids, json_integer(range.first + topic * range.count + (int64_t)(next(&state) % (uint64_t)range.count)));
+            topic = (int64_t)(synth_next(&state) % TOPICS);
+        json_array_append_new(ids, json_integer(range.first + topic * range.count +
+                                                (int64_t)(synth_next(&state) % (uint64_t)range.count)));
     }
     char *path = synth_skew_path(out);
     bool ok =

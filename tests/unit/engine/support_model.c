@@ -89,3 +89,38 @@ void model_collect(sl_request *r, model_text *t) {
     } while (t->last.finish == SL_FINISH_NONE);
     sl_request_free(r);
 }
+
+sl_request *model_answer(sl_seq *s, int stream, int prompt, int most) {
+    int32_t tokens[128];
+    sl_error err = {0};
+    sl_generate_options g = SL_GENERATE_OPTIONS_INIT;
+    for (int i = 0; i < prompt; i++)
+        tokens[i] = model_token_at(stream, i);
+    g.prompt = tokens;
+    g.prompt_count = (size_t)prompt;
+    g.max_tokens = most;
+    g.ignore_eos = true;
+    g.seq = s;
+    sl_request *r = sl_generate(s->e, &g, &err);
+    if (!r)
+        fail_msg("%s", err.message);
+    return r;
+}
+
+int model_disturbed(sl_engine *e, sl_seq **s, int *at, int seqs, int calls) {
+    int failed = 0;
+    for (int call = 0; call < calls; call++) {
+        int i = call % seqs, n = call % 7 ? 1 + call % 3 : 20;
+        sl_input in[32];
+        sl_error err = {0};
+        for (int k = 0; k < n; k++)
+            in[k] = (sl_input){s[i], model_token_at(i, at[i] + k), false};
+        if (sl_decode(e, in, (size_t)n, NULL, &err)) {
+            at[i] += n;
+            continue;
+        }
+        assert_int_equal(err.code, SL_ERR_IO);
+        failed++;
+    }
+    return failed;
+}

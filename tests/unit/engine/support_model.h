@@ -34,5 +34,10 @@ sl_seq *model_new_seq(sl_engine *e);
 void model_append(sl_engine *e, sl_seq *s, int stream, int from, int to, float *out);
 sl_request *model_start(sl_engine *e, int stream, int n, int max_tokens, float temperature);
 void model_collect(sl_request *r, model_text *t);
+/* Goes on from s with `prompt` tokens of a stream and generates at most `most`. */
+sl_request *model_answer(sl_seq *s, int stream, int prompt, int most);
+/* `calls` calls in turn over the sequences, of 1, 2, 3 or 20 rows each; those that fail, of a read, take nothing in.
+ * at: how far each sequence came. Returns how many failed. */
+int model_disturbed(sl_engine *e, sl_seq **s, int *at, int seqs, int calls);
 
 #endif

@@ -174,24 +174,12 @@ static void forks_truncation_and_snapshots(void **state) {
 /* Failed reads fail their rows in the middle of the layers; what is tried again gives the undisturbed bits. */
 static void reads_that_fail(void **state) {
     for (size_t m = 0; m < SL_COUNT(models); m++) {
-        sl_fault_plan plan = {.seed = 3, .error_rate = 0.02, .fail_after = -1, .fail_layer_tag = -1};
+        sl_fault_plan plan = {.seed = 3, .error_rate = 0.04, .fail_after = -1, .fail_layer_tag = -1};
         sl_engine_options o = options(models[m], FEW, 3);
         sl_engine *e = open_with(&o, &plan), *undisturbed = open_with(&o, NULL);
         sl_seq *s[2] = {model_new_seq(e), model_new_seq(e)};
         int at[2] = {0}, failed = 0;
-        for (int step = 0; step < 40; step++) {
-            int i = step % 2, n = step % 7 ? 1 + step % 3 : 20;
-            sl_input in[32];
-            sl_error err = {0};
-            for (int k = 0; k < n; k++)
-                in[k] = (sl_input){s[i], model_token_at(i, at[i] + k), false};
-            if (sl_decode(e, in, (size_t)n, NULL, &err)) {
-                at[i] += n;
-                continue;
-            }
-            assert_int_equal(err.code, SL_ERR_IO);
-            failed++;
-        }
+        failed = model_disturbed(e, s, at, 2, 40);
         print_message("%s: %d of 40 calls failed\n", models[m] + sizeof GOLDEN - 1, failed);
         assert_in_range(failed, 2, 38);
         for (int i = 0; i < 2; i++) {
@@ -202,23 +190,6 @@ static void reads_that_fail(void **state) {
         sl_engine_close(e);
         sl_engine_close(undisturbed);
     }
-}
-
-static sl_request *answer(sl_seq *s, int stream, int prompt, int most) {
-    int32_t tokens[128];
-    sl_error err = {0};
-    sl_generate_options g = SL_GENERATE_OPTIONS_INIT;
-    for (int i = 0; i < prompt; i++)
-        tokens[i] = model_token_at(stream, i);
-    g.prompt = tokens;
-    g.prompt_count = (size_t)prompt;
-    g.max_tokens = most;
-    g.ignore_eos = true;
-    g.seq = s;
-    sl_request *r = sl_generate(s->e, &g, &err);
-    if (!r)
-        fail_msg("%s", err.message);
-    return r;
 }
 
 /* Slow reads, and a cancellation anywhere: while a prompt or a token is within the layers, or between. */
@@ -233,7 +204,7 @@ static void cancelled_anywhere(void **state) {
         srand(11);
         for (int i = 0; i < 10; i++) {
             int before = sl_seq_length(s);
-            sl_request *r = answer(s, i, i % 2 ? 24 : 3, 6);
+            sl_request *r = model_answer(s, i, i % 2 ? 24 : 3, 6);
             usleep((unsigned)(rand() % (i % 2 ? 60000 : 120000)));
             sl_request_cancel(r);
             model_collect(r, &t);

@@ -141,19 +141,7 @@ static void test_reads_that_fail(void **state) {
     int at[3] = {0}, failed = 0;
     for (int i = 0; i < 3; i++)
         s[i] = model_new_seq(e);
-    for (int step = 0; step < 60; step++) {
-        int i = step % 3, n = step % 7 ? 1 + step % 3 : 20;
-        sl_input in[32];
-        sl_error err = {0};
-        for (int k = 0; k < n; k++)
-            in[k] = (sl_input){s[i], model_token_at(i, at[i] + k), false};
-        if (sl_decode(e, in, (size_t)n, NULL, &err)) {
-            at[i] += n;
-            continue;
-        }
-        assert_int_equal(err.code, SL_ERR_IO);
-        failed++;
-    }
+    failed = model_disturbed(e, s, at, 3, 60);
     print_message("%d of 60 calls failed\n", failed);
     assert_in_range(failed, 3, 57);
     for (int i = 0; i < 3; i++) {
@@ -163,23 +151,6 @@ static void test_reads_that_fail(void **state) {
     }
     sl_engine_close(e);
     sl_engine_close(undisturbed);
-}
-
-static sl_request *answer(sl_seq *s, int stream, int prompt, int most) {
-    int32_t tokens[128];
-    sl_error err = {0};
-    sl_generate_options g = SL_GENERATE_OPTIONS_INIT;
-    for (int i = 0; i < prompt; i++)
-        tokens[i] = model_token_at(stream, i);
-    g.prompt = tokens;
-    g.prompt_count = (size_t)prompt;
-    g.max_tokens = most;
-    g.ignore_eos = true;
-    g.seq = s;
-    sl_request *r = sl_generate(s->e, &g, &err);
-    if (!r)
-        fail_msg("%s", err.message);
-    return r;
 }
 
 /* Slow reads, and a cancellation anywhere: while a prompt or a token is within the layers, or between. */
@@ -195,7 +166,7 @@ static void test_cancelled_anywhere(void **state) {
         if (sl_seq_length(s) > 120)
             assert_true(sl_seq_truncate(s, 10, NULL));
         int before = sl_seq_length(s);
-        sl_request *r = answer(s, i, i % 2 ? 40 : 3, 8);
+        sl_request *r = model_answer(s, i, i % 2 ? 40 : 3, 8);
         sl_request *beside = i % 3 == 0 ? model_start(e, i, 20, 4, 0) : NULL;
         usleep((unsigned)(rand() % (i % 2 ? 30000 : 60000)));
         sl_request_cancel(r);

@@ -12,6 +12,7 @@ from conftest import skip_loudly
 
 GROUP = Path("/sys/fs/cgroup/memory")
 # Takes its memory over a second or two: nobody can react to what is there at once.
+SLOWLY = ["--numeric", "exact", "--threads", 1]  # so that there is time for what is to happen meanwhile
 HOG = """
 import sys, time
 held = []
@@ -51,7 +52,7 @@ def test_auto_budget_leaves_what_others_hold(run, wide, tmp_path, monkeypatch):
 
 def test_slots_are_given_back_under_pressure_and_the_answer_is_the_same(run, sluice, wide, tmp_path, monkeypatch):
     prompt = "".join(chr(33 + i * 37 % 90) for i in range(600))
-    args = ["run", wide, prompt, "--raw", "-n", 800, "--ignore-eos", "--ctx", 2048, "--timing"]
+    args = ["run", wide, prompt, "--raw", "-n", 800, "--ignore-eos", "--ctx", 2048, "--timing", *SLOWLY]
     expected = run(*args, "--memory", "1G")
     assert "given back" not in expected.stderr
     monkeypatch.setenv("SLUICE_SYSTEM_ROOT", str(tmp_path))
@@ -90,7 +91,7 @@ def test_nobody_is_killed_when_a_neighbour_in_the_cgroup_takes_memory(sluice, wi
         (group / "memory.limit_in_bytes").write_text(str(700 << 20))
         prompt = "".join(chr(33 + i * 37 % 90) for i in range(600))
         with open(tmp_path / "said", "w") as said:
-            p = start([sluice, "run", wide, prompt, "--raw", "-n", 1400, "--ignore-eos", "--ctx", 2048, "--timing"], stderr=said)
+            p = start([sluice, "run", wide, prompt, "--raw", "-n", 1400, "--ignore-eos", "--ctx", 2048, "--timing", *SLOWLY], stderr=said)
             first = p.stdout.read(1)
             held = int((group / "memory.usage_in_bytes").read_text())
             hog = start([sys.executable, "-c", HOG, ((700 << 20) - held >> 20) + 60])

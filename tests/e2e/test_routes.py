@@ -147,7 +147,7 @@ def test_simulated_lru_is_near_what_the_engine_hits(run, recorded, tmp_path):
     rates = {r["experts"]: r["lru"] for r in json.loads(run("routes", path, "--json").stdout)["hit_rates"]}
     for slots in (144, 216):
         said = run("bench", model, "--ids", tmp_path / "ids", "--max-slots", slots, "--warmup", 150, "--tokens", 440, "--repeat", 1, "--prefill", 0, "--no-replay",
-                   "--ctx", 1024, "--json").stdout  # fmt: skip
+                   "--ctx", 1024, "--prefetch", "off", "--json").stdout  # fmt: skip
         assert json.loads(said)["decode"]["hit_rate"] == pytest.approx(rates[slots], abs=0.02), slots
 
 

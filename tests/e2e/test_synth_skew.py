@@ -9,7 +9,7 @@ LAYERS, EXPERTS = 3, 64
 
 def hit_rate(run, model, share):
     slots = int(LAYERS * EXPERTS * share)
-    done = run("bench", model, "--ids", f"{model}.ids.json", "--prefill", 0, "--warmup", 256, "--tokens", 64, "--repeat", 1, "--no-replay", "--max-slots", slots,
+    done = run("bench", model, "--ids", f"{model}.ids.json", "--prefill", 0, "--warmup", 256, "--tokens", 64, "--repeat", 1, "--no-replay", "--max-slots", slots, "--prefetch", "off",
                "--ctx", 512, "--json")
     return json.loads(done.stdout)["decode"]["hit_rate"]
 

@@ -75,8 +75,11 @@ check_e2e() {
 sanitized=(-DCMAKE_C_COMPILER=clang-14 -DCMAKE_BUILD_TYPE=Sanitized "-DCMAKE_C_FLAGS_SANITIZED=-O1 -g1")
 
 # Unit tests, and the program itself on good and bad input.
+# Libraries of kernels come and go by dlopen: what the sanitizer noted of their threads' variables is of memory that is
+# gone when it looks for leaks, so it does not note it.
 check_asan() {
-    configure asan "${sanitized[@]}" -DSLUICE_SANITIZE=address && build_tree asan && run_tests asan &&
+    configure asan "${sanitized[@]}" -DSLUICE_SANITIZE=address && build_tree asan &&
+        ASAN_OPTIONS=intercept_tls_get_addr=0 run_tests asan &&
         SLUICE_BUILD=$build/asan "${fixed_addresses[@]}" "$venv/bin/python" -m pytest -q -p no:cacheprovider \
             tests/e2e/test_bad_input.py tests/e2e/test_cli.py tests/e2e/test_chat.py
 }

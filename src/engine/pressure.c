@@ -4,6 +4,7 @@
 #define MIB           (1ull << 20)
 #define LOOK_NS       100000000ull   /* a look costs some tens of microseconds */
 #define LOOK_OFTEN_NS 20000000ull    /* where little is left */
+#define STALL_NS      10000000000ull /* what the kernel says of waits is a mean over so long: heard once in it */
 #define CALM_NS       10000000000ull /* no pressure for so long, then memory is taken again, */
 #define STEP_NS       1000000000ull  /* a share of it every second */
 enum { LOW_SHARE = 32, STALL_SHARE = 16, GROW_SHARE = 16 };
@@ -19,9 +20,12 @@ uint64_t engine_pressure_low(uint64_t total, uint64_t slab) {
 uint64_t engine_pressure_decide(engine_pressure *p, const sl_memory_state *s, uint64_t held, uint64_t slab,
                                 uint64_t now_ns) {
     uint64_t low = engine_pressure_low(s->total, slab);
-    bool short_of = s->room < low, stalled = s->stalled >= stalled_much;
+    bool short_of = s->room < low,
+         stalled = s->stalled >= stalled_much && (p->stalled_ns == 0 || now_ns - p->stalled_ns > STALL_NS);
     if (!s->known)
         return p->cap;
+    if (stalled)
+        p->stalled_ns = now_ns;
     if (short_of || stalled) {
         uint64_t want = short_of ? low + low / 2 - s->room : 0, least = held / STALL_SHARE;
         want = sl_round_up(want > least || !stalled ? want : least, slab);

@@ -11,6 +11,7 @@ typedef struct engine_pressure {
     char *root;             /* stands for "/"; NULL */
     bool near;              /* to where memory is given back: look often */
     uint64_t looked_ns;     /* when the machine was last looked at */
+    uint64_t stalled_ns;    /* when waits for memory were last answered; 0: never */
     uint64_t since_ns;      /* when there was pressure last, or memory was last taken again */
     uint64_t cap;           /* bytes that experts may hold; UINT64_MAX: as the budget says */
     uint64_t most;          /* what they held when they were first capped */

@@ -47,7 +47,7 @@ void cpu_guess_next(cpu_run *r, const op *o) {
     const sl_expert_source *src = &c->known.experts;
     const op *norm, *next;
     int32_t all = r->step->rows, rows = all < GUESS_ROWS ? all : GUESS_ROWS, hidden = o->dst.cols;
-    if (!src->wants_guess || !(next = next_moe(r, o, &norm)) || !src->wants_guess(src->self))
+    if (!src->wants_guess || !src->wants_guess(src->self) || !(next = next_moe(r, o, &norm)))
         return;
     const float *state = view_rows(c, &o->dst), *weight = vector_of(c, &norm->u.norm.weight);
     for (int32_t i = 0; i < rows; i++)

@@ -45,6 +45,16 @@ static void what_is_short_is_given_back_in_whole_slabs(void **state) {
     assert_int_equal(decide(&r, left(0, 0), 100, 1), 0);
 }
 
+/* The mean stays high for seconds after one short stall: that must not take everything. */
+static void one_stall_is_answered_once(void **state) {
+    engine_pressure p = start();
+    uint64_t cap = decide(&p, left(4000, 0.5), 8192, 1);
+    assert_int_equal(cap, MIB(8192 - 512));
+    for (int i = 1; i < 90; i++)
+        assert_true(decide(&p, left(4000, 0.3), cap / MIB(1), 1 + i * 0.1) == cap);
+    assert_int_equal(decide(&p, left(4000, 0.3), cap / MIB(1), 12), cap - MIB(512)); /* still, or again */
+}
+
 static void memory_is_taken_again_slowly_and_only_when_it_is_calm(void **state) {
     engine_pressure p = start();
     uint64_t cap = decide(&p, left(200, 0), 8192, 100);
@@ -69,6 +79,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(with_room_nothing_happens),
         cmocka_unit_test(what_is_short_is_given_back_in_whole_slabs),
+        cmocka_unit_test(one_stall_is_answered_once),
         cmocka_unit_test(memory_is_taken_again_slowly_and_only_when_it_is_calm),
         cmocka_unit_test(a_small_group_keeps_little_free),
     };

@@ -124,3 +124,32 @@ int model_disturbed(sl_engine *e, sl_seq **s, int *at, int seqs, int calls) {
     }
     return failed;
 }
+
+void model_straight(sl_engine *e, const int32_t *tokens, int n, float *logits) {
+    sl_input in[256];
+    sl_error err = {0};
+    sl_seq *s = model_new_seq(e);
+    for (int i = 0; i < n; i++)
+        in[i] = (sl_input){s, tokens[i], i == n - 1};
+    if (!sl_decode(e, in, (size_t)n, logits, &err))
+        fail_msg("%s", err.message);
+    sl_seq_free(s);
+}
+
+void model_check_continues(sl_seq *s, sl_engine *undisturbed) {
+    int32_t tokens[256];
+    float got[MODEL_VOCAB], expected[MODEL_VOCAB];
+    size_t vocab = (size_t)model_info_of(undisturbed).vocab;
+    sl_error err = {0};
+    int n = sl_seq_length(s);
+    assert_true(vocab <= MODEL_VOCAB && n < (int)SL_COUNT(tokens));
+    memcpy(tokens, sl_seq_tokens(s), (size_t)n * sizeof *tokens);
+    tokens[n] = 7;
+    bool ok = false;
+    for (int tries = 0; tries < 200 && !ok; tries++) /* where reads fail */
+        ok = sl_decode(s->e, &(sl_input){s, 7, true}, 1, got, &err);
+    if (!ok)
+        fail_msg("%s", err.message);
+    model_straight(undisturbed, tokens, n + 1, expected);
+    assert_memory_equal(got, expected, vocab * sizeof *got);
+}

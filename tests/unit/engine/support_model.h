@@ -40,4 +40,10 @@ sl_request *model_answer(sl_seq *s, int stream, int prompt, int most);
  * at: how far each sequence came. Returns how many failed. */
 int model_disturbed(sl_engine *e, sl_seq **s, int *at, int seqs, int calls);
 
+enum { MODEL_VOCAB = 1024 }; /* more than any of them has */
+/* Logits after these tokens in a sequence of its own. */
+void model_straight(sl_engine *e, const int32_t *tokens, int n, float *logits);
+/* s goes on with one more token as a straight run of all of them does in `undisturbed`: the same bits. */
+void model_check_continues(sl_seq *s, sl_engine *undisturbed);
+
 #endif

@@ -65,35 +65,6 @@ static sl_engine *open_with(const sl_engine_options *o, sl_fault_plan *plan) {
     return e;
 }
 
-/* Logits after these tokens in a sequence of its own. */
-static void straight(sl_engine *e, const int32_t *tokens, int n, float *logits) {
-    sl_input in[256];
-    sl_error err = {0};
-    sl_seq *s = model_new_seq(e);
-    for (int i = 0; i < n; i++)
-        in[i] = (sl_input){s, tokens[i], i == n - 1};
-    if (!sl_decode(e, in, (size_t)n, logits, &err))
-        fail_msg("%s", err.message);
-    sl_seq_free(s);
-}
-
-/* Goes on with one more token, as a straight run of all of them would. */
-static void check_continues(sl_seq *s, sl_engine *undisturbed) {
-    int32_t tokens[256];
-    float got[VOCAB], expected[VOCAB];
-    sl_error err = {0};
-    int n = sl_seq_length(s);
-    memcpy(tokens, sl_seq_tokens(s), (size_t)n * sizeof *tokens);
-    tokens[n] = 7;
-    bool ok = false;
-    for (int tries = 0; tries < 200 && !ok; tries++) /* where reads fail */
-        ok = sl_decode(s->e, &(sl_input){s, 7, true}, 1, got, &err);
-    if (!ok)
-        fail_msg("%s", err.message);
-    straight(undisturbed, tokens, n + 1, expected);
-    assert_memory_equal(got, expected, sizeof got);
-}
-
 /* A prompt at once through the matrix units and one token behind it, whatever there is room for. */
 static void no_bit_depends_on_the_cache_of_experts(void **state) {
     static const int slots[] = {0, 3, 7};
@@ -145,23 +116,23 @@ static void forks_truncation_and_snapshots(void **state) {
         model_append(e, a, 0, 0, 70, NULL);
         sl_seq *b = sl_seq_fork(a, &err);
         model_append(e, b, 1, 0, 10, NULL);
-        check_continues(a, f);
-        check_continues(b, f);
+        model_check_continues(a, f);
+        model_check_continues(b, f);
         assert_true(sl_seq_save(b, &bytes, &size, &err));
         sl_seq *c = sl_seq_restore(f, bytes, size, &err); /* into another engine */
         if (!c)
             fail_msg("%s", err.message);
-        check_continues(c, e);
+        model_check_continues(c, e);
         free(bytes);
         assert_true(sl_seq_truncate(a, 66, &err));
-        check_continues(a, f);
+        model_check_continues(a, f);
         assert_true(sl_seq_truncate(b, 33, &err));
         assert_true(sl_seq_save(b, &bytes, &size, &err)); /* what it saves it evaluates first */
         sl_seq_free(c);
         c = sl_seq_restore(e, bytes, size, &err);
         assert_non_null(c);
-        check_continues(c, f);
-        check_continues(b, f);
+        model_check_continues(c, f);
+        model_check_continues(b, f);
         free(bytes);
         sl_seq_free(a);
         sl_seq_free(b);
@@ -184,7 +155,7 @@ static void reads_that_fail(void **state) {
         assert_in_range(failed, 2, 38);
         for (int i = 0; i < 2; i++) {
             assert_int_equal(sl_seq_length(s[i]), at[i]);
-            check_continues(s[i], undisturbed);
+            model_check_continues(s[i], undisturbed);
             sl_seq_free(s[i]);
         }
         sl_engine_close(e);
@@ -209,7 +180,7 @@ static void cancelled_anywhere(void **state) {
             sl_request_cancel(r);
             model_collect(r, &t);
             within += sl_seq_length(s) > before;
-            check_continues(s, undisturbed);
+            model_check_continues(s, undisturbed);
             if (sl_seq_length(s) > 90)
                 assert_true(sl_seq_truncate(s, 10, NULL));
         }

@@ -3,9 +3,9 @@
  * That is what the next layer's own router says of the state as it is now (the moe op computes it and tells, see
  * sl_expert_source.guess). What the previous token chose there was tried instead: those experts are in the cache
  * anyway. A guess must cost nothing that was certain: it is made once per layer, only when no read is awaited, into
- * free slots or those of the least recent experts, never one of the layer it is for or another guess still to be used,
- * and it takes at most a share of the slots. A guess that fails is forgotten; whoever asks for the expert then reads
- * it.
+ * slots that are free or can be had, or those of the least recent experts, never one of the layer it is for or another
+ * guess still to be used, and it takes at most a share of the slots. A guess that fails is forgotten; whoever asks for
+ * the expert then reads it.
  *
  * Whether guesses pay in decode depends on the disk, the hit rate and the model. AUTO measures: passes over the model
  * with and without them alternate, and the time that steps waited for reads (with what guessing itself cost) decides
@@ -95,7 +95,7 @@ void experts_take_guess(void *self, const int32_t *ids, int32_t n) {
 
 static experts_slot *claim_cold(sl_experts *e, int32_t layer) {
     int32_t cls = e->layer[layer].cls;
-    experts_slot *s = experts_cache_claim(e, cls, EXPERTS_TAKE_FREE);
+    experts_slot *s = experts_cache_claim(e, cls, EXPERTS_TAKE_GROWN);
     if (s)
         return s;
     s = experts_policy_victim(e, cls);

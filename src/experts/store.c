@@ -184,7 +184,8 @@ void sl_experts_close(sl_experts *e) {
 
 /* Below one token's demand the cache serves a part of the experts only: say so once, it costs most of the speed. */
 void experts_warn_small(sl_experts *e) {
-    if (e->told_small || e->it.order != SL_ORDER_READY || !experts_policy_thrashes(e) || e->it.layer != e->layers - 1)
+    if (e->told_small || e->it.order != SL_ORDER_READY || !e->full || !experts_policy_thrashes(e) ||
+        e->it.layer != e->layers - 1)
         return;
     e->told_small = true;
     sl_logf(&e->log, SL_LOG_WARN,

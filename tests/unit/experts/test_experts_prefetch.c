@@ -224,6 +224,28 @@ static void guesses_are_made_only_where_they_shorten_the_waits(void **state) {
     model_free(&m);
 }
 
+/* While there is memory for more slots, nothing is pushed out for a guess. */
+static void a_guess_takes_new_slots_before_it_takes_anothers(void **state) {
+    rng r = rng_start("prefetch grows");
+    model m;
+    make_model(&m, &r);
+    store s;
+    store_make(&s, &m, &(store_spec){.top_k = 4, .prefetch = SL_PREFETCH_ROUTER}, reader_plain());
+    int32_t first = s.e->cls[0].per_slab, ids[16], guess[] = {0, 1, 2, 3};
+    assert_in_range(first, 4, 15);
+    for (int32_t i = 0; i < first; i++)
+        ids[i] = i;
+    store_run(&s, 0, ids, first, SL_ORDER_READY, 4);
+    assert_int_equal(store_stats(&s).slots_used, store_stats(&s).slots);
+    store_guess(&s, guess, 4);
+    store_run(&s, 0, ids, 1, SL_ORDER_READY, 4);
+    store_settle(&s);
+    assert_true(store_stats(&s).prefetch_reads > 0);
+    assert_int_equal(store_stats(&s).evictions, 0);
+    store_free(&s);
+    model_free(&m);
+}
+
 static void a_guess_that_fails_is_forgotten(void **state) {
     rng r = rng_start("prefetch fails");
     model m;
@@ -408,6 +430,7 @@ int main(void) {
         cmocka_unit_test(reading_ahead_is_off_unless_asked_for),
         cmocka_unit_test(guesses_wait_for_the_disk_and_leave_claims_alone),
         cmocka_unit_test(a_guess_never_pushes_out_its_own_layer),
+        cmocka_unit_test(a_guess_takes_new_slots_before_it_takes_anothers),
         cmocka_unit_test(a_guess_that_fails_is_forgotten),
         cmocka_unit_test(the_trace_tells_guesses_and_whether_they_were_right),
         cmocka_unit_test(guesses_outside_the_model_are_ignored),

@@ -10,7 +10,6 @@
 
 #include <cmocka.h>
 
-
 #define MODEL GOLDEN "qwen3_5_moe"
 
 static sl_engine_options options(int chunk) {

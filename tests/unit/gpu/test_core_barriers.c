@@ -1,6 +1,8 @@
 /* Barriers inferred from the ranges that lists read and write. */
 #include "support_lists.h"
 
+#include <string.h>
+
 /* ---- barriers ---------------------------------------------------------------------------------------------------- */
 
 static void expect_list(sl_gpu_list *l, const char *commands) {

@@ -1,9 +1,6 @@
 /* Attention on the soft device, its four kernel files: what is appended to the pages and how q and k are changed
- * against the CPU's operations; decode (split and combined) and prefill against float64 over the pages' own values.
- * Sequences share slabs, their blocks are in no order, and memory behind the last token is NaN. */
-#include "support_kernels.h"
-
-#include "cpu/cpu_ops.h"
+ * against the CPU's operations; decode (split and combined) and prefill against float64 over the pages' own values. */
+#include "support_attention.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -16,291 +13,16 @@
 static const uint64_t seed = 1234567;
 static kernels prepare, decode, prefill, wide;
 
-enum { LAYERS = 2, LAYER = 1, PER_SLAB = 3 };
-
-static const char *const kv_names[] = {[SL_KV_F16] = "f16", [SL_KV_Q8_0] = "q8_0", [SL_KV_F32] = "f32"};
-
-typedef struct shape {
-    sl_kv_format kv;
-    int32_t heads, kv_heads, dim;
-    int32_t seqs, rows[3], position[3]; /* of the first row of each sequence */
-    int32_t window, apart;              /* apart: what lies between two heads of q, and of the gate */
-    bool gate, sinks;
-    int32_t values; /* > 0: they are the first dimensions of the keys, and pages have one plane */
-} shape;
-
-/* Operands of one step over paged memory. */
-typedef struct attention {
-    shape s;
-    sl_kv_layout layout;
-    int32_t rows, pages_per_seq, slabs;
-    int32_t *pages, seq[96], position[96];
-    uint8_t *slab[8];
-    uint64_t slab_bytes;
-    kernel_step step;
-    float *q, *gate, *sinks;
-    size_t q_count;
-} attention;
-
-static int32_t value_dim(const shape *s) {
-    return s->values ? s->values : s->dim;
-}
-
-static int32_t stride_of(const attention *a) {
-    return a->s.dim + a->s.apart;
-}
-
-static void lay_out(attention *a) {
-    sl_kv_layout *l = &a->layout;
-    *l = (sl_kv_layout){.format = a->s.kv,
-                        .layers = LAYERS,
-                        .kv_heads = a->s.kv_heads,
-                        .head_dim = a->s.dim,
-                        .planes = a->s.values ? 1 : 2};
-    assert_true(sl_kv_layout_init(l, 1 << 26, NULL));
-    l->blocks_per_slab = PER_SLAB;
-    a->slab_bytes = l->block_bytes * PER_SLAB;
-}
-
-static uint8_t *page_of(const attention *a, int32_t seq, int32_t page, int32_t head, int plane) {
-    int32_t block = a->pages[seq * a->pages_per_seq + page];
-    return a->slab[block / PER_SLAB] + (uint64_t)(block % PER_SLAB) * a->layout.block_bytes +
-           (uint64_t)(LAYER * a->layout.planes + plane) * a->layout.plane_bytes +
-           (uint64_t)head * SL_KV_PAGE_TOKENS * a->layout.head_bytes;
-}
-
-static cpu_kv_type cpu_type(sl_kv_format f) {
-    return f == SL_KV_F16 ? CPU_KV_F16 : f == SL_KV_F32 ? CPU_KV_F32 : CPU_KV_Q8_0;
-}
-
-static void store_token(const attention *a, rng *r, int32_t seq, int32_t position) {
-    float *x = kernel_floats(r, (size_t)a->s.dim, 1);
-    for (int plane = 0; plane < a->layout.planes; plane++)
-        for (int32_t h = 0; h < a->s.kv_heads; h++) {
-            for (int32_t d = 0; d < a->s.dim; d++)
-                x[d] = rng_normal(r);
-            cpu_ops_get("scalar")->kv_store(page_of(a, seq, position / 64, h, plane) +
-                                                (uint64_t)(position % 64) * a->layout.head_bytes,
-                                            x, a->s.dim, cpu_type(a->s.kv));
-        }
-    free(x);
-}
-
-/* filled: tokens of every sequence up to its last row are there; else up to its first row's predecessor. */
-static attention attention_new(rng *r, const shape *s, bool filled, float magnitude) {
-    attention a = {.s = *s};
-    lay_out(&a);
-    int32_t most = 0;
-    for (int32_t i = 0; i < s->seqs; i++) {
-        int32_t end = s->position[i] + s->rows[i];
-        most = end > most ? end : most;
-        for (int32_t j = 0; j < s->rows[i]; j++, a.rows++) {
-            a.seq[a.rows] = i;
-            a.position[a.rows] = s->position[i] + j;
-        }
-    }
-    a.pages_per_seq = (most + 63) / 64;
-    int32_t blocks = a.pages_per_seq * s->seqs;
-    a.slabs = (blocks + PER_SLAB - 1) / PER_SLAB;
-    assert_true(a.slabs <= (int)SL_COUNT(a.slab));
-    a.pages = malloc((size_t)blocks * 4);
-    for (int32_t i = 0; i < blocks; i++) /* descending, sequences interleaved */
-        a.pages[i] = blocks - 1 - (i % a.pages_per_seq * s->seqs + i / a.pages_per_seq);
-    for (int32_t i = 0; i < a.slabs; i++) {
-        a.slab[i] = malloc(a.slab_bytes);
-        memset(a.slab[i], 0xff, a.slab_bytes);
-    }
-    for (int32_t i = 0; i < s->seqs; i++)
-        for (int32_t t = 0; t < s->position[i] + (filled ? s->rows[i] : 0); t++)
-            store_token(&a, r, i, t);
-    a.step = kernel_step_new(&(kernel_rows){.rows = a.rows,
-                                            .seqs = s->seqs,
-                                            .seq = a.seq,
-                                            .position = a.position,
-                                            .pages_per_seq = a.pages_per_seq,
-                                            .pages = a.pages,
-                                            .per_slab = PER_SLAB,
-                                            .block_bytes = a.layout.block_bytes});
-    a.q_count = (size_t)(a.rows * s->heads * stride_of(&a));
-    a.q = kernel_floats(r, a.q_count, magnitude);
-    a.gate = kernel_floats(r, a.q_count, 2);
-    a.sinks = kernel_floats(r, (size_t)s->heads, 3);
-    return a;
-}
-
-static void attention_free(attention *a) {
-    for (int32_t i = 0; i < a->slabs; i++)
-        free(a->slab[i]);
-    free(a->pages);
-    free(a->step.words);
-    free(a->q);
-    free(a->gate);
-    free(a->sinks);
-}
-
-static sl_attention_args args_of(const attention *a) {
-    uint64_t q = (uint64_t)(a->s.heads * stride_of(a)), kv = (uint64_t)(a->s.kv_heads * a->s.dim);
-    return (sl_attention_args){.q_stride = q,
-                               .k_stride = kv,
-                               .v_stride = kv,
-                               .gate_stride = q,
-                               .dst_stride = (uint64_t)(a->s.heads * value_dim(&a->s)),
-                               .window = (uint32_t)a->s.window,
-                               .head_bytes = a->layout.head_bytes,
-                               .plane_bytes = a->layout.plane_bytes,
-                               .layer = LAYER,
-                               .heads = (uint32_t)a->s.heads,
-                               .kv_heads = (uint32_t)a->s.kv_heads,
-                               .head_dim = (uint32_t)a->s.dim,
-                               .head_stride = (uint32_t)stride_of(a),
-                               .scale = 1 / sqrtf((float)a->s.dim),
-                               .eps = 1e-6f,
-                               .rope_scale = 1,
-                               .planes = (uint32_t)a->layout.planes,
-                               .value_dim = (uint32_t)value_dim(&a->s)};
-}
-
-static size_t bind_slabs(kernel_binding *b, const attention *a, bool written) {
-    for (int32_t i = 0; i < a->slabs; i++) {
-        b[i] = in(SL_SLAB_FIRST + i, a->slab[i], a->slab_bytes);
-        b[i].out = written;
-    }
-    return (size_t)a->slabs;
-}
-
-/* The gate and the sinks, at slots 4 and 5. */
-static size_t bind_result(kernel_binding *b, const attention *a) {
-    b[0] = in(4, a->gate, a->q_count * 4);
-    b[1] = in(5, a->sinks, (size_t)a->s.heads * 4);
-    return 2;
-}
-
-static size_t result_constants(sl_gpu_constant *c, const attention *a) {
-    size_t n = 0;
-    if (a->s.gate)
-        c[n++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_GATE);
-    if (a->s.sinks)
-        c[n++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_SINKS);
-    return n;
-}
-
-/* ---- what attention should give ---------------------------------------------------------------------------------- */
-
-static double kv_value(const attention *a, const uint8_t *p, int32_t d) {
-    uint16_t h;
-    float f;
-    if (a->s.kv == SL_KV_F32) {
-        memcpy(&f, p + 4 * d, 4);
-        return f;
-    }
-    bool blocks = a->s.kv == SL_KV_Q8_0;
-    memcpy(&h, blocks ? p + d / 32 * 34 : p + 2 * d, 2);
-    return blocks ? (double)sl_f16_to_f32(h) * (int8_t)p[d / 32 * 34 + 2 + d % 32] : (double)sl_f16_to_f32(h);
-}
-
-static const uint8_t *token_at(const attention *a, int32_t seq, int32_t t, int32_t head, int plane) {
-    return page_of(a, seq, t / 64, head, plane) + (uint64_t)(t % 64) * a->layout.head_bytes;
-}
-
-/* out[d] and *size, the root of the sum of squares that its rounding errors are measured by, at least */
-static void attend(const attention *a, int32_t row, int32_t head, double *out, double *size) {
-    int32_t n = a->position[row] + 1, dim = a->s.dim, values = value_dim(&a->s);
-    int32_t kv = head / (a->s.heads / a->s.kv_heads), plane = a->layout.planes - 1;
-    int32_t first = a->s.window && n > a->s.window ? n - a->s.window : 0;
-    double *p = calloc((size_t)n, 8), max = a->s.sinks ? a->sinks[head] : -1e300, sum = 0, scale = args_of(a).scale;
-    const float *q = a->q + (row * a->s.heads + head) * stride_of(a), *gate = a->gate + (q - a->q);
-    for (int32_t t = first; t < n; t++) {
-        const uint8_t *k = token_at(a, a->seq[row], t, kv, 0);
-        p[t] = 0;
-        for (int32_t d = 0; d < dim; d++)
-            p[t] += q[d] * kv_value(a, k, d) * scale;
-        max = fmax(max, p[t]);
-    }
-    for (int32_t t = first; t < n; t++)
-        sum += p[t] = exp(p[t] - max);
-    sum += a->s.sinks ? exp(a->sinks[head] - max) : 0;
-    *size = 0;
-    for (int32_t d = 0; d < values; d++) {
-        out[d] = 0;
-        for (int32_t t = first; t < n; t++)
-            out[d] += p[t] / sum * kv_value(a, token_at(a, a->seq[row], t, kv, plane), d);
-        out[d] *= a->s.gate ? 1 / (1 + exp(-gate[d])) : 1;
-        *size += out[d] * out[d] / values;
-    }
-    *size = sqrt(*size);
-    free(p);
-}
-
-static double worst_error(const attention *a, const float *dst) {
-    double out[SL_ATTENTION_DIM_MAX], size, worst = 0;
-    int32_t values = value_dim(&a->s);
-    for (int32_t row = 0; row < a->rows; row++)
-        for (int32_t h = 0; h < a->s.heads; h++) {
-            attend(a, row, h, out, &size);
-            for (int32_t d = 0; d < values; d++) {
-                double e = fabs(dst[(row * a->s.heads + h) * values + d] - out[d]) / size;
-                worst = e <= worst ? worst : e;
-            }
-        }
-    return worst;
-}
-
-/* Keys that no row's window reaches may as well not be there: their memory holds NaN. */
-static void forget_keys(const attention *a, int32_t keep_from) {
-    for (int32_t seq = 0; seq < a->s.seqs; seq++)
-        for (int32_t t = 0; t < keep_from && a->s.window; t++)
-            for (int32_t h = 0; h < a->s.kv_heads; h++)
-                for (int plane = 0; plane < a->layout.planes; plane++)
-                    memset((uint8_t *)token_at(a, seq, t, h, plane), 0xff, a->layout.head_bytes);
-}
-
 /* ---- decode ------------------------------------------------------------------------------------------------------ */
 
-/* Threadgroups that a kv head's query heads are dealt to. */
-static int32_t decode_tiles(const shape *s) {
-    int32_t at_once = SL_DECODE_HEADS(s->dim);
-    return (s->heads / s->kv_heads + at_once - 1) / at_once;
-}
-
-static void run_decode(kernels *with, rng *r, const shape *s, float magnitude) {
-    attention a = attention_new(r, s, true, magnitude);
-    if (s->seqs == 1)
-        forget_keys(&a, (s->position[0] + 1 - s->window) / 32 * 32);
-    sl_attention_args args = args_of(&a);
-    args.splits = (uint32_t)(a.pages_per_seq * 64 / SL_ATTENTION_SPLIT + 1);
-    size_t n = (size_t)(a.rows * s->heads * value_dim(s)),
-           partials = (size_t)(a.rows * s->heads) * args.splits * (size_t)(value_dim(s) + 2);
-    float *partial = kernel_poison(partials), *dst = kernel_poison(n);
-    kernel_binding b[14] = {in(0, &args, sizeof args), in(1, a.q, a.q_count * 4), out(2, partial, partials * 4),
-                            in(3, a.step.words, a.step.bytes)};
-    size_t count = 4 + bind_slabs(b + 4, &a, false);
-    sl_gpu_constant constants[2];
+static void run_decode(kernels *with, rng *r, const attention_shape *s, float magnitude) {
     char entry[64];
-    snprintf(entry, sizeof entry, "attention_decode_%s_%d", kv_names[s->kv], s->dim);
-    kernels_run(with,
-                &(kernel_call){.entry = entry,
-                               .groups = {args.splits, (uint32_t)(s->kv_heads * decode_tiles(s)), (uint32_t)a.rows + 1},
-                               .threads = {SL_ATTENTION_THREADS, 1, 1},
-                               .bindings = b,
-                               .count = count,
-                               .slabs = true});
-    kernel_binding c[6] = {in(0, &args, sizeof args), in(1, partial, partials * 4), out(2, dst, n * 4),
-                           in(3, a.step.words, a.step.bytes)};
-    kernels_run(with, &(kernel_call){.entry = "attention_combine",
-                                     .groups = {(uint32_t)s->heads, (uint32_t)a.rows + 1, 1},
-                                     .threads = {64, 1, 1},
-                                     .bindings = c,
-                                     .count = 4 + bind_result(c + 4, &a),
-                                     .constants = constants,
-                                     .constant_count = result_constants(constants, &a)});
-    kernels_result(with, entry, worst_error(&a, dst), magnitude > 1 ? 1e-3 : 1e-5);
-    free(partial);
-    free(dst);
-    attention_free(&a);
+    snprintf(entry, sizeof entry, "attention_decode_%s_%d", attention_kv_names[s->kv], s->dim);
+    attention_decode(with, with, entry, SL_DECODE_HEADS(s->dim), r, s, magnitude);
 }
 
 static void decode_is_float64s(void **state) {
-    static const shape shapes[] = {
+    static const attention_shape shapes[] = {
         {SL_KV_F16, 4, 2, 64, 1, {1}, {0}, .window = 0},
         {SL_KV_F16, 6, 2, 64, 3, {1, 1, 1}, {31, 64, 100}, .window = 0},
         {SL_KV_F16, 10, 1, 128, 1, {1}, {77}, .window = 0}, /* more heads than are taken at a time */
@@ -336,40 +58,40 @@ static void decode_is_float64s(void **state) {
 
 static void decode_of_a_million_stays_finite(void **state) {
     rng r = {seed + 1};
-    run_decode(&decode, &r, &(shape){SL_KV_F16, 4, 2, 64, 1, {1}, {70}, .window = 0}, 1e6f);
-    run_decode(&decode, &r, &(shape){SL_KV_F16, 2, 1, 576, 1, {1}, {70}, .values = 512}, 1e6f);
+    run_decode(&decode, &r, &(attention_shape){SL_KV_F16, 4, 2, 64, 1, {1}, {70}, .window = 0}, 1e6f);
+    run_decode(&decode, &r, &(attention_shape){SL_KV_F16, 2, 1, 576, 1, {1}, {70}, .values = 512}, 1e6f);
 }
 
 /* ---- prefill ----------------------------------------------------------------------------------------------------- */
 
 /* at_once 0: the kernel of wide heads and of values within the keys. */
-static void run_prefill(kernels *with, rng *r, const shape *s, int32_t at_once, float magnitude) {
+static void run_prefill(kernels *with, rng *r, const attention_shape *s, int32_t at_once, float magnitude) {
     attention a = attention_new(r, s, true, magnitude);
     if (s->seqs == 1)
-        forget_keys(&a, (s->position[0] + 1 - s->window) / 32 * 32);
-    sl_attention_args args = args_of(&a);
-    size_t n = (size_t)(a.rows * s->heads * value_dim(s));
+        attention_forget(&a, (s->position[0] + 1 - s->window) / 32 * 32);
+    sl_attention_args args = attention_args(&a);
+    size_t n = (size_t)(a.rows * s->heads * attention_values(s));
     float *dst = kernel_poison(n);
     kernel_binding b[18] = {in(0, &args, sizeof args), in(1, a.q, a.q_count * 4), out(2, dst, n * 4),
                             in(3, a.step.words, a.step.bytes)};
-    size_t count = 4 + bind_result(b + 4, &a);
-    count += bind_slabs(b + count, &a, false);
+    size_t count = 4 + attention_result(b + 4, &a);
+    count += attention_slabs(b + count, &a, false);
     sl_gpu_constant constants[2];
     char entry[64];
     if (at_once)
-        snprintf(entry, sizeof entry, "attention_prefill_%s_%d_%d", kv_names[s->kv], s->dim, at_once);
+        snprintf(entry, sizeof entry, "attention_prefill_%s_%d_%d", attention_kv_names[s->kv], s->dim, at_once);
     else
-        snprintf(entry, sizeof entry, "attention_wide_%s_%d", kv_names[s->kv], s->dim);
+        snprintf(entry, sizeof entry, "attention_wide_%s_%d", attention_kv_names[s->kv], s->dim);
     kernels_run(with, &(kernel_call){.entry = entry,
                                      .constants = constants,
-                                     .constant_count = result_constants(constants, &a),
+                                     .constant_count = attention_constants(constants, &a),
                                      .groups = {(uint32_t)(s->heads / (at_once ? at_once : 1)), (uint32_t)a.rows, 1},
                                      .threads = {SL_ATTENTION_THREADS, 1, 1},
                                      .bindings = b,
                                      .count = count,
                                      .slabs = true});
     /* of values of a million one key has all the weight, and half precision may choose another of two that are near */
-    double e = worst_error(&a, dst);
+    double e = attention_error(&a, dst);
     for (size_t i = 0; i < n; i++)
         assert_true(isfinite(dst[i]));
     if (magnitude == 1)
@@ -380,7 +102,7 @@ static void run_prefill(kernels *with, rng *r, const shape *s, int32_t at_once, 
 
 static void prefill_is_float64s(void **state) {
     static const struct {
-        shape s;
+        attention_shape s;
         int32_t at_once;
     } cases[] = {
         {{SL_KV_F16, 2, 1, 64, 1, {1}, {0}, .window = 0}, 1},
@@ -405,14 +127,14 @@ static void prefill_is_float64s(void **state) {
 
 static void prefill_of_a_million_stays_finite(void **state) {
     rng r = {seed + 3};
-    run_prefill(&prefill, &r, &(shape){SL_KV_F16, 2, 1, 64, 1, {5}, {40}, .window = 0}, 2, 1e6f);
+    run_prefill(&prefill, &r, &(attention_shape){SL_KV_F16, 2, 1, 64, 1, {5}, {40}, .window = 0}, 2, 1e6f);
     /* a row's own key is the first of a step and far above the one before it, the step's next is far above both */
-    run_prefill(&prefill, &r, &(shape){SL_KV_F16, 4, 2, 64, 1, {3}, {31}, .window = 2}, 1, 1e6f);
-    run_prefill(&wide, &r, &(shape){SL_KV_F16, 2, 1, 576, 1, {5}, {40}, .values = 512}, 0, 1e6f);
+    run_prefill(&prefill, &r, &(attention_shape){SL_KV_F16, 4, 2, 64, 1, {3}, {31}, .window = 2}, 1, 1e6f);
+    run_prefill(&wide, &r, &(attention_shape){SL_KV_F16, 2, 1, 576, 1, {5}, {40}, .values = 512}, 0, 1e6f);
 }
 
 static void prefill_over_a_latent_is_float64s(void **state) {
-    static const shape shapes[] = {
+    static const attention_shape shapes[] = {
         {SL_KV_F16, 2, 1, 576, 1, {1}, {0}, .values = 512},
         {SL_KV_F16, 3, 1, 576, 2, {18, 5}, {0, 60}, .values = 512},
         {SL_KV_Q8_0, 1, 1, 576, 1, {9}, {30}, .values = 512, .apart = 8},
@@ -429,7 +151,7 @@ static void prefill_over_a_latent_is_float64s(void **state) {
 /* ---- what comes before ------------------------------------------------------------------------------------------- */
 
 typedef struct prepare_case {
-    shape s;
+    attention_shape s;
     int32_t dims; /* rotated, from `first` on */
     bool interleaved, norm;
     float scale;
@@ -437,7 +159,7 @@ typedef struct prepare_case {
 } prepare_case;
 
 static void make_table(const attention *a, const prepare_case *c, const float *inv_freq, float *cos_sin) {
-    sl_attention_args args = args_of(a);
+    sl_attention_args args = attention_args(a);
     args.rope_dims = (uint32_t)c->dims;
     args.rope_scale = c->scale;
     kernel_binding b[] = {in(0, &args, sizeof args), in(1, inv_freq, (size_t)c->dims * 2),
@@ -484,13 +206,14 @@ static void check_pages(const attention *a, const float *k, const float *v) {
         for (int32_t h = 0; h < a->s.kv_heads; h++)
             for (int plane = 0; plane < a->layout.planes; plane++) {
                 const float *x = (plane ? v : k) + (row * a->s.kv_heads + h) * a->s.dim;
-                cpu_ops_get("scalar")->kv_store(stored, x, a->s.dim, cpu_type(a->s.kv));
-                assert_memory_equal(token_at(a, a->seq[row], a->position[row], h, plane), stored, a->layout.head_bytes);
+                cpu_ops_get("scalar")->kv_store(stored, x, a->s.dim, attention_cpu_type(a->s.kv));
+                assert_memory_equal(attention_token(a, a->seq[row], a->position[row], h, plane), stored,
+                                    a->layout.head_bytes);
             }
 }
 
 static void run_prepare(rng *r, const prepare_case *c) {
-    const shape *s = &c->s;
+    const attention_shape *s = &c->s;
     attention a = attention_new(r, s, false, 2);
     size_t nq = a.q_count, nk = (size_t)(a.rows * s->kv_heads * s->dim);
     float *k = kernel_floats(r, nk, 3), *v = kernel_floats(r, nk, 1), *k0 = malloc(nk * 4), *q0 = malloc(nq * 4);
@@ -502,7 +225,7 @@ static void run_prepare(rng *r, const prepare_case *c) {
     memcpy(q0, a.q, nq * 4);
     if (c->dims)
         make_table(&a, c, inv_freq, cos_sin);
-    sl_attention_args args = args_of(&a);
+    sl_attention_args args = attention_args(&a);
     args.rope_dims = (uint32_t)c->dims;
     args.rope_first = (uint32_t)c->first;
     kernel_binding b[18] = {in(0, &args, sizeof args),
@@ -513,7 +236,7 @@ static void run_prepare(rng *r, const prepare_case *c) {
                             in(5, k_norm, (size_t)s->dim * 4),
                             in(6, cos_sin, (size_t)(a.rows * (c->dims + 1)) * 4),
                             in(7, a.step.words, a.step.bytes)};
-    size_t count = 8 + bind_slabs(b + 8, &a, true), m = 0;
+    size_t count = 8 + attention_slabs(b + 8, &a, true), m = 0;
     sl_gpu_constant constants[4];
     if (c->norm) {
         constants[m++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_NORM_Q);
@@ -524,7 +247,7 @@ static void run_prepare(rng *r, const prepare_case *c) {
     if (c->interleaved)
         constants[m++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_INTERLEAVED);
     char entry[64];
-    snprintf(entry, sizeof entry, "attention_prepare_%s", kv_names[s->kv]);
+    snprintf(entry, sizeof entry, "attention_prepare_%s", attention_kv_names[s->kv]);
     kernels_run(&prepare, &(kernel_call){
                               .entry = entry,
                               .groups = {(uint32_t)(s->heads + a.layout.planes * s->kv_heads), (uint32_t)a.rows + 1, 1},
@@ -538,7 +261,7 @@ static void run_prepare(rng *r, const prepare_case *c) {
     for (int32_t row = 0; row < a.rows; row++)
         for (int32_t h = 0; h < s->heads + s->kv_heads; h++) {
             bool query = h < s->heads;
-            int64_t at = query ? (int64_t)(row * s->heads + h) * stride_of(&a)
+            int64_t at = query ? (int64_t)(row * s->heads + h) * attention_stride(&a)
                                : (int64_t)(row * s->kv_heads + h - s->heads) * s->dim;
             float *ref = (query ? q0 : k0) + at;
             prepared(ref, c, c->norm ? (query ? q_norm : k_norm) : NULL, cos_sin + row * c->dims);
@@ -589,7 +312,7 @@ static void heads_are_prepared_as_the_cpus(void **state) {
  */
 
 static void heads_of_any_multiple_of_4_are_float64s(void **state) {
-    static const shape shapes[] = {
+    static const attention_shape shapes[] = {
         {SL_KV_F16, 4, 2, 80, 1, {3}, {62}, .window = 0},
         {SL_KV_Q8_0, 3, 1, 96, 2, {2, 1}, {40, 5}, .gate = true, .apart = 96},
         {SL_KV_F16, 2, 1, 192, 1, {2}, {70}, .window = 20, .sinks = true},
@@ -603,11 +326,11 @@ static void heads_of_any_multiple_of_4_are_float64s(void **state) {
     };
     rng r = {seed + 5};
     for (size_t i = 0; i < SL_COUNT(shapes); i++) {
-        const shape *s = &shapes[i];
+        const attention_shape *s = &shapes[i];
         char defines[128];
         kernels few, many;
-        snprintf(defines, sizeof defines, "#define SL_ATTENTION_KV %s\n#define SL_ATTENTION_DIM %d\n", kv_names[s->kv],
-                 s->dim);
+        snprintf(defines, sizeof defines, "#define SL_ATTENTION_KV %s\n#define SL_ATTENTION_DIM %d\n",
+                 attention_kv_names[s->kv], s->dim);
         if (s->values)
             snprintf(defines + strlen(defines), sizeof defines - strlen(defines), "#define SL_ATTENTION_VALUES %d\n",
                      s->values);

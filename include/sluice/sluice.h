@@ -63,6 +63,8 @@ typedef struct sl_engine_options {
     /* What reader, read_depth, read_piece and direct leave open is as sl_calibrate found it for the model's disk. The
      * directory with its results: NULL: $XDG_CACHE_HOME/sluice or ~/.cache/sluice; "": none. */
     const char *calibration;
+    double read_timeout; /* seconds after which a read of an expert counts as failed; 0: 30 */
+    const char *faults;  /* for tests: what is to go wrong with reads of experts; NULL: nothing. See docs/faults.md */
 } sl_engine_options;
 #define SL_ENGINE_OPTIONS_INIT                                                                                         \
     { .size = sizeof(sl_engine_options) }

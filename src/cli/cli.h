@@ -40,6 +40,7 @@ typedef struct cli_args {
     bool buffered, verify_reads;
     const char *prefetch, *direct;
     uint64_t read_piece;
+    double read_timeout;
     /* prompt */
     const char *file, *system;
     bool raw;
@@ -223,6 +224,8 @@ const char *cli_size(uint64_t bytes, char *out);
 
 /* The engine as the options say, with progress on loading and prefill. plan_only: memory and text calls only. */
 sl_engine *cli_open(const cli_args *a, bool plan_only, sl_error *err);
+/* Closes it; where a read of the disk does not return, ends the program instead, with status 1. NULL is fine. */
+void cli_close(const cli_args *a, sl_engine *e);
 /* Whether prefill progress is shown; off at first. */
 void cli_show_prefill(bool shown);
 void cli_get_info(const sl_engine *e, sl_engine_info *info);

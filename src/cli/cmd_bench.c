@@ -227,7 +227,7 @@ static bool find_limit(const cli_args *a, int *limit, sl_error *err) {
     if (!e)
         return false;
     cli_get_info(e, &info);
-    sl_engine_close(e);
+    cli_close(a, e);
     *limit = a->context ? a->context : info.model_context;
     return true;
 }
@@ -302,6 +302,6 @@ int cli_bench(const cli_args *a) {
     free(b.ids);
     free(b.logits);
     free(b.inputs);
-    sl_engine_close(b.e);
+    cli_close(a, b.e);
     return status;
 }

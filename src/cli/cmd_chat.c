@@ -279,6 +279,6 @@ int cli_chat(const cli_args *a) {
     json_decref(c.messages);
     sl_seq_free(c.seq);
     free(c.past);
-    sl_engine_close(c.engine);
+    cli_close(a, c.engine);
     return status;
 }

@@ -309,6 +309,6 @@ int cli_doctor(const cli_args *a) {
     if (!e)
         return cli_report(&err);
     int status = doctor_with(a, e);
-    sl_engine_close(e);
+    cli_close(a, e);
     return status;
 }

@@ -252,7 +252,7 @@ int cli_eval(const cli_args *a) {
         status = cli_stop_status();
     if (ok && a->timing)
         cli_print_figures(stderr, e);
-    sl_engine_close(e);
+    cli_close(a, e);
     reference_close(ref);
     return status;
 }

@@ -96,7 +96,7 @@ int cli_info(const cli_args *a) {
     if (!e)
         return cli_report(&err);
     cli_get_info(e, &info);
-    sl_engine_close(e);
+    cli_close(a, e);
     if (a->json)
         return cli_print_json(cli_info_json(&info));
     print_model(&info);

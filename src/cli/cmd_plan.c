@@ -290,6 +290,6 @@ int cli_plan(const cli_args *a) {
     if (!e)
         return cli_report(&err);
     int status = plan_with(e, a);
-    sl_engine_close(e);
+    cli_close(a, e);
     return status;
 }

@@ -81,7 +81,7 @@ int cli_run(const cli_args *a) {
     else
         status = answer_prompt(e, a, ids, count);
     sl_free(ids);
-    sl_engine_close(e);
+    cli_close(a, e);
     free(prompt);
     return status;
 }

@@ -119,7 +119,7 @@ int cli_tokenize(const cli_args *a) {
     char *text = cli_read_prompt(a->operand[1], a->file, false, &size, &err);
     sl_engine *e = text ? cli_open(a, true, &err) : NULL;
     int status = !e ? cli_report(&err) : a->decode ? decode(e, a, text) : encode(e, a, text, size);
-    sl_engine_close(e);
+    cli_close(a, e);
     free(text);
     return status;
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 static void on_log(void *user, sl_log_level level, const char *line) {
     static const char *const names[] = {"error: ", "warning: ", "", "debug: "};
@@ -69,6 +70,12 @@ static void watch_end(load_watch *w) {
     pthread_join(w->thread, NULL);
 }
 
+/* For tests of what uses the program: docs/faults.md. */
+static const char *asked_faults(void) {
+    const char *text = getenv("SLUICE_FAULTS");
+    return text && *text ? text : NULL;
+}
+
 static sl_engine_options engine_options(const cli_args *a, bool plan_only) {
     sl_engine_options o = SL_ENGINE_OPTIONS_INIT;
     o.model = a->operand[0];
@@ -90,6 +97,8 @@ static sl_engine_options engine_options(const cli_args *a, bool plan_only) {
     o.read_depth = a->read_depth;
     o.read_piece = a->read_piece;
     o.direct = a->direct;
+    o.read_timeout = a->read_timeout;
+    o.faults = asked_faults();
     o.max_slots = a->max_slots;
     o.experts_per_token = a->experts_per_token;
     o.timing = a->timing;
@@ -116,6 +125,55 @@ sl_engine *cli_open(const cli_args *a, bool plan_only, sl_error *err) {
     cli_status_clear();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return e;
+}
+
+/* ---- closing ------------------------------------------------------------------------------------------------------
+ */
+
+enum { CLOSE_SECONDS = 30 };
+
+typedef struct close_watch {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    double seconds;
+    bool done;
+} close_watch;
+
+/* The engine's close waits for what the kernel still writes to its memory. A disk that answers no more would have the
+ * program wait for ever; its end takes the memory along. */
+static void *watch_close(void *arg) {
+    close_watch *w = arg;
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += (time_t)w->seconds + 1;
+    pthread_mutex_lock(&w->lock);
+    while (!w->done && pthread_cond_timedwait(&w->wake, &w->lock, &until) == 0)
+        ;
+    if (!w->done) {
+        cli_complain(CLI_FAILED, "a read of the model's files does not return: ended without it");
+        _exit(CLI_FAILED);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+void cli_close(const cli_args *a, sl_engine *e) {
+    close_watch w = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                     .wake = PTHREAD_COND_INITIALIZER,
+                     .seconds = a->read_timeout > 0 ? a->read_timeout : CLOSE_SECONDS};
+    if (!e)
+        return;
+    fflush(stdout);
+    bool watched = pthread_create(&w.thread, NULL, watch_close, &w) == 0;
+    sl_engine_close(e);
+    if (!watched)
+        return;
+    pthread_mutex_lock(&w.lock);
+    w.done = true;
+    pthread_cond_signal(&w.wake);
+    pthread_mutex_unlock(&w.lock);
+    pthread_join(w.thread, NULL);
 }
 
 void cli_get_info(const sl_engine *e, sl_engine_info *info) {

@@ -29,6 +29,8 @@ const cli_option cli_engine_options[] = {
      "read experts with O_DIRECT or through the page cache (default: auto, as 'sluice doctor' found it)"},
     {"read-piece", 0, CLI_MEMORY, AT(read_piece), 0, 0, "SIZE",
      "split larger reads into pieces of SIZE, a multiple of 4K (default: auto)"},
+    {"read-timeout", 0, CLI_REAL, AT(read_timeout), 0.001, 86400, "SECONDS",
+     "a read of an expert that takes longer has failed (default: 30)"},
     {"prefetch", 0, CLI_CHOICE, AT(prefetch), 0, 0, "auto|off|router",
      "guess the next layer's experts and read them when the disk is idle (default: auto, where it is measured to pay)"},
     {"chunk", 0, CLI_INT, AT(chunk), 1, 1 << 16, "N", "tokens of a prompt evaluated at once (default: 512)"},

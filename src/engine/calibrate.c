@@ -63,6 +63,7 @@ bool engine_choose_reading(sl_engine *e, sl_reader_kind kind, sl_error *err) {
         return false;
     bool known = load_stored(e, &stored);
     sl_reading_choose(&wish, known ? &stored : NULL, &e->reading, e->reading_why, sizeof e->reading_why);
+    e->reading.timeout_ns = (uint64_t)(e->options.read_timeout * 1e9);
     return true;
 }
 

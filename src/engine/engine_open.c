@@ -18,6 +18,7 @@ enum {
     MAX_CHUNK = 1 << 16,
     MAX_SEQUENCES = 4096,
     MAX_THREADS = 1024,
+    MAX_TIMEOUT = 24 * 3600, /* seconds */
 };
 
 /* ---- options ---------------------------------------------------------------------------------------------------- */
@@ -60,6 +61,9 @@ static bool check_options(const sl_engine_options *o, sl_error *err) {
            in_range("max_sequences", o->max_sequences, MAX_SEQUENCES, err) &&
            (o->reserve < UINT64_MAX / 4 ||
             sl_fail(err, SL_ERR_ARGUMENT, "reserve: %llu bytes", (unsigned long long)o->reserve)) &&
+           ((o->read_timeout >= 0 && o->read_timeout <= MAX_TIMEOUT) ||
+            sl_fail(err, SL_ERR_ARGUMENT, "read_timeout: %g seconds, up to %d expected, or 0 for the default",
+                    o->read_timeout, MAX_TIMEOUT)) &&
            in_range("read_depth", o->read_depth, 4096, err) && in_range("max_slots", o->max_slots, INT32_MAX, err) &&
            in_range("experts_per_token", o->experts_per_token, INT32_MAX, err);
 }
@@ -209,7 +213,7 @@ static sl_reader *open_reader(sl_engine *e, engine_wrap_reader wrap, void *user,
     }
     if (!choose("reader", e->options.reader, kinds, SL_COUNT(kinds), &kind, err))
         return NULL;
-    if (!engine_choose_reading(e, values[kind], err))
+    if (!engine_choose_reading(e, values[kind], err) || !engine_faults_open(e, err))
         return NULL;
     sl_reader *r = sl_reader_open(&e->reading, err);
     if (!r)
@@ -237,7 +241,7 @@ static bool list_experts(sl_engine *e, int32_t *n, sl_error *err) {
         int32_t layer = 0;
         sl_model_expert_matrices(e->model, i, &layer);
         const sl_packed_experts *packed = sl_ckpt_packed(e->ckpt, layer);
-        e->expert_layers[i] = (sl_expert_layer){x[i].experts, x[i].extent, packed ? packed->sum : NULL};
+        e->expert_layers[i] = (sl_expert_layer){x[i].experts, x[i].extent, packed ? packed->sum : NULL, layer};
     }
     return e->expert_layers || sl_fail(err, SL_ERR_MEMORY, "out of memory for %d expert layers", *n);
 }
@@ -487,6 +491,8 @@ static void log_opened(const sl_engine *e) {
 static bool open_rest(sl_engine *e, engine_wrap_reader wrap, void *user, sl_error *err) {
     numerics n;
     bool moe = sl_model_config_get(e->model)->moe_layers > 0;
+    if (!moe && e->options.faults)
+        return sl_fail(err, SL_ERR_ARGUMENT, "faults: %s has no experts that could be read wrongly", e->path);
     if (!choose_numerics(e, &n, err))
         return false;
     e->pool = sl_pool_new(e->threads, err);
@@ -532,7 +538,7 @@ sl_engine *engine_open_wrapped(const sl_engine_options *o, engine_wrap_reader wr
     /* The strings are the caller's. */
     e->options.model = e->options.kv_type = e->options.numeric = e->options.isa = e->options.reader =
         e->options.device = e->options.prefetch = e->options.system_root = e->options.direct = e->options.calibration =
-            NULL;
+            e->options.faults = NULL;
     if (ok)
         return e;
     sl_engine_close(e);
@@ -562,6 +568,7 @@ void sl_engine_close(sl_engine *e) {
     pthread_mutex_destroy(&e->templates.mutex);
     engine_core_destroy(e);
     free(e->expert_layers);
+    free(e->fault_places);
     free(e->path);
     free(e->pressure.root);
     free(e);

@@ -206,7 +206,9 @@ struct sl_engine {
     sl_ops *ops;
     engine_routing routing;
     sl_expert_layer *expert_layers; /* [MoE layers] */
-    sl_experts *experts;            /* NULL: a dense model */
+    sl_fault_plan faults;           /* where options.faults was given: what reading refers to */
+    sl_fault_place *fault_places;
+    sl_experts *experts; /* NULL: a dense model */
     engine_kv *kv;
     sl_kv_layout kv_layout;
     engine_kv *state; /* NULL: the model has no recurrent state */
@@ -270,6 +272,9 @@ bool engine_copy_options(void *to, size_t to_size, const void *from, size_t leas
 /* Gives the caller as much of a struct as its version of it holds; size stays the caller's. */
 bool engine_give(void *to, const void *from, size_t from_size);
 bool engine_check_open(const sl_engine *e, sl_error *err); /* SL_ERR_ARGUMENT when opened with plan_only */
+
+/* faults.c: options.faults into what the reader is opened with. */
+bool engine_faults_open(sl_engine *e, sl_error *err);
 
 /* Opens with the reader wrapped, for tests that inject faults; wrap takes ownership of inner. */
 typedef sl_reader *(*engine_wrap_reader)(void *user, sl_reader *inner, sl_error *err);

@@ -17,6 +17,7 @@ typedef struct sl_expert_layer {
     int32_t experts;
     const sl_extent *extent;
     const uint64_t *sum; /* [experts]: sl_pack_sum of its bytes, first part to last; NULL: not known */
+    int32_t number;      /* in the model, for messages */
 } sl_expert_layer;
 
 /* ---- readers
@@ -61,28 +62,46 @@ struct sl_reader {
 
 typedef enum sl_reader_kind { SL_READER_AUTO, SL_READER_URING, SL_READER_PREAD } sl_reader_kind;
 
+typedef struct sl_fault_plan sl_fault_plan;
+
 typedef struct sl_reader_options {
     sl_reader_kind kind;  /* auto: uring where the kernel allows it, else pread */
     bool buffered;        /* through the page cache instead of O_DIRECT; what was read is dropped from it again */
     int depth;            /* uring: queue depth (0: 64); pread: threads (0: 8) */
     uint64_t piece_bytes; /* larger reads are split into pieces of this, a multiple of 4096 (0: 512 KiB) */
     uint64_t timeout_ns;  /* a read that takes longer fails (0: 30 s) */
+    const sl_fault_plan *faults; /* NULL, or what goes wrong with reads; borrowed until the reader is closed */
 } sl_reader_options;
 
 sl_reader *sl_reader_open(const sl_reader_options *o, sl_error *err);
 
-/* Wraps any reader and injects faults, for tests: the plan is consulted per read. Takes ownership of inner. */
-typedef struct sl_fault_plan {
+/* Faults for tests. SHORT: the kernel gives fewer bytes than it was asked for, and the reader has to go on; it is the
+ * one kind that lies below a reader. NEVER: no result ever comes, only the time limit passes. */
+typedef enum sl_fault_kind { SL_FAULT_EIO, SL_FAULT_SHORT, SL_FAULT_LATE, SL_FAULT_NEVER } sl_fault_kind;
+
+/* What goes wrong with reads that hold these bytes of a file (SHORT: touch them). */
+typedef struct sl_fault_place {
+    sl_fault_kind kind;
+    const sl_file *file;
+    uint64_t offset, bytes;
+    int64_t times; /* of the first so many reads; 0: of all. Not for SHORT */
+} sl_fault_place;
+
+struct sl_fault_plan {
     uint64_t seed;
     double error_rate;   /* share of reads that end with EIO */
     double delay_rate;   /* share of reads whose result comes delay_ns later */
     double reorder_rate; /* share of results handed out after later ones */
     uint64_t delay_ns;
     uint64_t timeout_ns;    /* a delay longer than this (not 0) is told first as a quarantined failure */
-    int64_t fail_after;     /* >= 0: every read after this many fails (a vanished file) */
+    int64_t fail_after;     /* >= 0: every read after this many fails with ENODEV (a disk that is gone) */
     int32_t fail_layer_tag; /* reserved, -1 */
-} sl_fault_plan;
-/* On failure inner is closed too. */
+    double never_rate, short_rate;
+    const sl_fault_place *places; /* borrowed as the plan */
+    int32_t place_count;
+};
+/* Wraps any reader: all but short_rate and SHORT of the plan, which sl_reader_open takes. Takes ownership of inner. On
+ * failure inner is closed too. */
 sl_reader *sl_reader_fault(sl_reader *inner, const sl_fault_plan *plan, sl_error *err);
 
 /* ---- store and cache

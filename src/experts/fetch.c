@@ -4,8 +4,6 @@
  * all its reads is in, because until then the kernel may write to it. */
 #include "experts/store.h"
 
-#define CHECK_NS 1000000000u
-
 bool experts_fetch_reserve(sl_experts *e) {
     void *array = e->batch.read;
     if (!sl_grow(&array, &e->batch.capacity, (size_t)e->batch.n + SL_EXPERT_PARTS, sizeof *e->batch.read))
@@ -54,9 +52,24 @@ static void slot_failed(sl_experts *e, experts_slot *s, const sl_error *why) {
         experts_item_failed(e, s, why);
 }
 
+/* A file that is written to under a running program would give another model's bytes without any error. What came is
+ * the old file's if that is looked at after it came: once for each collect. */
+static bool files_unchanged(sl_experts *e, const experts_slot *s, sl_error *why) {
+    const sl_extent *ext = &e->layer[s->layer].extent[(size_t)s->expert * SL_EXPERT_PARTS];
+    for (int p = 0; p < SL_EXPERT_PARTS; p++) {
+        int32_t f = ext[p].file;
+        if (ext[p].bytes == 0 || e->looked_at[f] == e->looks)
+            continue;
+        if (!sl_file_unchanged(e->file[f], why))
+            return false;
+        e->looked_at[f] = e->looks;
+    }
+    return true;
+}
+
 static void slot_over(sl_experts *e, experts_slot *s) {
     sl_error why;
-    if (s->state == EXPERTS_READING && !experts_sum_matches(e, s, &why))
+    if (s->state == EXPERTS_READING && !(files_unchanged(e, s, &why) && experts_sum_matches(e, s, &why)))
         slot_failed(e, s, &why);
     if (s->state == EXPERTS_DEAD) {
         e->timed_out -= s->timed_out;
@@ -95,6 +108,7 @@ static void take_result(sl_experts *e, const sl_read_result *r) {
 
 static int take_results(sl_experts *e, uint64_t timeout_ns) {
     int n = e->reader->collect(e->reader, e->results, EXPERTS_RESULTS, timeout_ns);
+    e->looks++;
     for (int i = 0; i < n; i++)
         take_result(e, &e->results[i]);
     return n;
@@ -120,26 +134,11 @@ static void fail_batch(sl_experts *e, const sl_error *why) {
     }
 }
 
-/* A file that is written to under a running program would give another model's bytes without any error. */
-static bool files_unchanged(sl_experts *e, sl_error *why) {
-    uint64_t now = sl_now_ns();
-    if (now - e->checked_ns < CHECK_NS)
-        return true;
-    e->checked_ns = now;
-    for (int32_t i = 0; i < e->files.count; i++) {
-        if (!sl_file_unchanged(e->file[i], why)) {
-            e->checked_ns = 0; /* at every batch, as long as it is so */
-            return false;
-        }
-    }
-    return true;
-}
-
 void experts_fetch_submit(sl_experts *e) {
     if (e->batch.n == 0)
         return;
     sl_error why;
-    if (files_unchanged(e, &why) && e->reader->submit(e->reader, e->batch.read, e->batch.n, &why)) {
+    if (e->reader->submit(e->reader, e->batch.read, e->batch.n, &why)) {
         e->in_flight += e->batch.n;
         e->awaited += e->batch.n;
     } else {

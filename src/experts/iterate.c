@@ -42,7 +42,7 @@ static void fail_item(sl_experts *e, int32_t i, const sl_error *why) {
     item->error = malloc(sizeof *item->error);
     if (item->error) {
         *item->error = *why;
-        sl_fail_prefix(item->error, "layer %d expert %d", e->it.layer, item->id);
+        sl_fail_prefix(item->error, "layer %d expert %d", layer_of(e)->number, item->id);
     }
     queue_item(&e->it, i);
 }

@@ -124,7 +124,7 @@ static bool read_guess(sl_experts *e, int32_t layer, int32_t expert) {
 
 void experts_prefetch_run(sl_experts *e) {
     experts_iteration *it = &e->it;
-    if (it->prefetched || it->waiting > 0 || e->in_flight > 0)
+    if (it->prefetched || it->waiting > 0 || e->awaited > 0)
         return;
     const experts_guess *g = &e->guess;
     int32_t layer = it->layer + 1, left = e->slots / SHARE;

@@ -36,6 +36,21 @@ sl_reader *experts_reader_uring(const experts_reader_setup *s, sl_error *err) {
 }
 #endif
 
+static sl_reader *open_kind(sl_reader_kind kind, experts_reader_setup *s, sl_error *err) {
+    switch (kind) {
+    case SL_READER_URING:
+        return experts_reader_uring(s, err);
+    case SL_READER_PREAD:
+        return experts_reader_pread(s, err);
+    case SL_READER_AUTO:
+        break;
+    }
+    /* Containers and hardened kernels forbid io_uring: that is no failure. */
+    sl_reader *r = experts_reader_uring(s, NULL);
+    s->depth = 0;
+    return r ? r : experts_reader_pread(s, err);
+}
+
 sl_reader *sl_reader_open(const sl_reader_options *o, sl_error *err) {
     uint64_t piece = o->piece_bytes ? o->piece_bytes : DEFAULT_PIECE;
     if (piece < LEAST_PIECE || piece > LARGEST_PIECE || piece % LEAST_PIECE)
@@ -44,17 +59,12 @@ sl_reader *sl_reader_open(const sl_reader_options *o, sl_error *err) {
     experts_reader_setup s = {.direct = !o->buffered,
                               .depth = o->depth,
                               .piece_bytes = piece,
-                              .timeout_ns = o->timeout_ns ? o->timeout_ns : DEFAULT_TIMEOUT_NS};
-    switch (o->kind) {
-    case SL_READER_URING:
-        return experts_reader_uring(&s, err);
-    case SL_READER_PREAD:
-        return experts_reader_pread(&s, err);
-    case SL_READER_AUTO:
-        break;
-    }
-    /* Containers and hardened kernels forbid io_uring: that is no failure. */
-    sl_reader *r = experts_reader_uring(&s, NULL);
-    s.depth = 0;
-    return r ? r : experts_reader_pread(&s, err);
+                              .timeout_ns = o->timeout_ns ? o->timeout_ns : DEFAULT_TIMEOUT_NS,
+                              .faults = o->faults};
+    sl_reader *r = open_kind(o->kind, &s, err);
+    if (!r || !o->faults)
+        return r;
+    sl_fault_plan plan = *o->faults;
+    plan.timeout_ns = plan.timeout_ns ? plan.timeout_ns : s.timeout_ns;
+    return sl_reader_fault(r, &plan, err);
 }

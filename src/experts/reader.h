@@ -57,6 +57,7 @@ typedef struct experts_jobs {
     uint64_t piece_bytes, timeout_ns;
     uint64_t moved; /* when a piece last went out or came back: a queue that stands still fails what waits in it */
     bool direct;
+    const sl_fault_plan *faults; /* or NULL: for short reads */
 } experts_jobs;
 
 /* Queues n reads: all, or none and an error. */
@@ -66,6 +67,10 @@ bool experts_jobs_next_piece(experts_jobs *q, uint64_t now, experts_piece *out);
 /* Takes what one read call on the piece returned (bytes, or -errno). true: the piece is over (done or failed); false:
  * read on from piece->done. Touches the piece only. */
 bool experts_piece_advance(experts_piece *p, int64_t result);
+/* reader_short.c: bytes to ask the kernel for (all that is left of the piece), and its answer as the reader sees it;
+ * where short reads are injected, less of either. Touch nothing. */
+uint64_t experts_piece_ask(const experts_jobs *q, const experts_piece *p);
+int64_t experts_piece_answer(const experts_jobs *q, const experts_piece *p, int64_t result);
 /* A piece is back. Returns its job if that was the last one: taken off its list, to be passed to experts_job_drop and
  * experts_jobs_finish. */
 experts_job *experts_jobs_piece_over(experts_jobs *q, const experts_piece *p);
@@ -98,11 +103,20 @@ static inline uint64_t experts_time_left(uint64_t until, uint64_t now) {
 }
 void experts_sleep(uint64_t ns);
 
+/* splitmix64 */
+static inline uint64_t experts_mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
 /* Options with their defaults filled in. */
 typedef struct experts_reader_setup {
     bool direct;
     int depth; /* 0: the reader's own default */
     uint64_t piece_bytes, timeout_ns;
+    const sl_fault_plan *faults;
 } experts_reader_setup;
 
 sl_reader *experts_reader_uring(const experts_reader_setup *s, sl_error *err);

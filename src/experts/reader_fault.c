@@ -1,8 +1,9 @@
-/* A reader that wraps another and injects faults, for tests: errors, late and reordered results, a file that is gone.
+/* A reader that wraps another and injects faults, for tests: errors, late and reordered results, results that never
+ * come, a disk that is gone.
  *
  * What happens to a read depends on the plan's seed and on how many reads came before it, never on time. A delayed read
  * reaches the wrapped reader only when its delay is over: one that timed out meanwhile writes into its slot late, as a
- * stuck disk would. */
+ * stuck disk would. One that never comes does not reach it. */
 #include "experts/reader.h"
 
 #include <errno.h>
@@ -11,7 +12,7 @@
 typedef struct fault_read {
     experts_link link;
     sl_read read;
-    uint64_t due, expiry; /* delayed reads; expiry UINT64_MAX: never */
+    uint64_t due, expiry; /* delayed reads; UINT64_MAX: never */
     bool timed_out;       /* the quarantined result was given */
     bool reorder;
     sl_read_result result;
@@ -21,8 +22,9 @@ typedef struct fault_reader {
     sl_reader base;
     sl_reader *inner;
     sl_fault_plan plan;
-    uint64_t count;       /* reads so far */
-    experts_list delayed; /* ascending due */
+    int64_t *times; /* [place_count] reads that each place had */
+    uint64_t count; /* reads so far */
+    experts_list delayed;
     experts_list results; /* to be handed out */
     experts_list held;    /* results that wait for a later one to overtake them */
     int inside;           /* reads the wrapped reader has */
@@ -32,22 +34,28 @@ static fault_reader *self_of(sl_reader *r) {
     return (fault_reader *)r;
 }
 
-/* splitmix64 */
-static uint64_t mix(uint64_t x) {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
 /* Whether the share `rate` of reads holds this one; `kind` makes the decisions about one read independent. */
 static bool drawn(const fault_reader *f, uint64_t kind, double rate) {
-    return (double)(mix(mix(f->plan.seed + kind) + f->count) >> 11) < rate * 0x1p53;
+    return (double)(experts_mix(experts_mix(f->plan.seed + kind) + f->count) >> 11) < rate * 0x1p53;
 }
 
-static void fail_read(fault_reader *f, fault_read *r) {
+/* Whether a place of that kind has this read: one that holds all of it. A direct read also touches the ends of its
+ * neighbours. */
+static bool placed(fault_reader *f, sl_fault_kind kind, const sl_read *r) {
+    for (int32_t i = 0; i < f->plan.place_count; i++) {
+        const sl_fault_place *p = &f->plan.places[i];
+        if (p->kind != kind || p->file != r->file || p->offset < r->offset ||
+            p->offset + p->bytes > r->offset + r->need)
+            continue;
+        if (p->times == 0 || f->times[i]++ < p->times)
+            return true;
+    }
+    return false;
+}
+
+static void fail_read(fault_reader *f, fault_read *r, int why) {
     r->result = (sl_read_result){.tag = r->read.tag};
-    experts_read_error(&r->read, EXPERTS_READ_ERRNO, EIO, r->read.offset, &r->result.error);
+    experts_read_error(&r->read, EXPERTS_READ_ERRNO, why, r->read.offset, &r->result.error);
     experts_list_push_last(&f->results, &r->link);
 }
 
@@ -60,24 +68,27 @@ static bool pass_on(fault_reader *f, fault_read *r, sl_error *err) {
     return true;
 }
 
-static void delay_read(fault_reader *f, fault_read *r) {
+static void delay_read(fault_reader *f, fault_read *r, uint64_t delay_ns) {
     uint64_t now = sl_now_ns();
-    r->due = now + f->plan.delay_ns;
-    r->expiry = f->plan.timeout_ns && f->plan.timeout_ns < f->plan.delay_ns ? now + f->plan.timeout_ns : UINT64_MAX;
+    if (!sl_add_u64(now, delay_ns, &r->due))
+        r->due = UINT64_MAX;
+    r->expiry = f->plan.timeout_ns && f->plan.timeout_ns < delay_ns ? now + f->plan.timeout_ns : UINT64_MAX;
     experts_list_push_last(&f->delayed, &r->link);
 }
 
 static void start_read(fault_reader *f, fault_read *r) {
     bool gone = f->plan.fail_after >= 0 && f->count >= (uint64_t)f->plan.fail_after;
-    bool error = drawn(f, 1, f->plan.error_rate), delay = drawn(f, 2, f->plan.delay_rate);
+    bool error = placed(f, SL_FAULT_EIO, &r->read) || drawn(f, 1, f->plan.error_rate);
+    bool delay = placed(f, SL_FAULT_LATE, &r->read) || drawn(f, 2, f->plan.delay_rate);
+    bool never = placed(f, SL_FAULT_NEVER, &r->read) || drawn(f, 4, f->plan.never_rate);
     r->reorder = drawn(f, 3, f->plan.reorder_rate);
     f->count++;
     if (gone || error)
-        fail_read(f, r);
-    else if (delay)
-        delay_read(f, r);
-    else if (!pass_on(f, r, &r->result.error))
-        fail_read(f, r);
+        fail_read(f, r, gone ? ENODEV : EIO);
+    else if (never || delay)
+        delay_read(f, r, never ? UINT64_MAX : f->plan.delay_ns);
+    else if (!pass_on(f, r, NULL))
+        fail_read(f, r, EIO);
 }
 
 static bool fault_submit(sl_reader *reader, const sl_read *reads, int n, sl_error *err) {
@@ -101,10 +112,14 @@ static bool fault_submit(sl_reader *reader, const sl_read *reads, int n, sl_erro
 /* ---- collecting ------------------------------------------------------------------------------------------------- */
 
 static void pass_on_due(fault_reader *f, uint64_t now) {
-    for (fault_read *r; (r = (fault_read *)f->delayed.first) && r->due <= now;) {
-        experts_list_remove(&f->delayed, &r->link);
+    for (experts_link *l = f->delayed.first, *next; l; l = next) {
+        fault_read *r = (fault_read *)l;
+        next = l->next;
+        if (r->due > now)
+            continue;
+        experts_list_remove(&f->delayed, l);
         if (!pass_on(f, r, NULL))
-            fail_read(f, r);
+            fail_read(f, r, EIO);
     }
 }
 
@@ -156,8 +171,12 @@ static void take_inner(fault_reader *f, uint64_t ns) {
     }
 }
 
+/* Whether there is something to wait for but what is held back. */
 static bool others_pending(const fault_reader *f) {
-    return f->inside > 0 || f->delayed.first || f->results.first;
+    for (const experts_link *l = f->delayed.first; l; l = l->next)
+        if (((const fault_read *)l)->due != UINT64_MAX || !((const fault_read *)l)->timed_out)
+            return true;
+    return f->inside > 0 || f->results.first;
 }
 
 static int give_list(experts_list *l, sl_read_result *out, int max) {
@@ -224,18 +243,23 @@ static void fault_close(sl_reader *reader) {
     free_list(&f->delayed);
     free_list(&f->results);
     free_list(&f->held);
+    free(f->times);
     free(f);
 }
 
 sl_reader *sl_reader_fault(sl_reader *inner, const sl_fault_plan *plan, sl_error *err) {
     fault_reader *f = calloc(1, sizeof *f);
-    if (!f) {
+    int64_t *times = calloc((size_t)plan->place_count + 1, sizeof *times);
+    if (!f || !times) {
+        free(f);
+        free(times);
         inner->close(inner);
         return sl_fail_null(err, SL_ERR_MEMORY, "fault reader: out of memory");
     }
     f->inner = inner;
+    f->times = times;
     f->plan = *plan;
-    f->base = (sl_reader){.name = "fault",
+    f->base = (sl_reader){.name = inner->name,
                           .direct = inner->direct,
                           .submit = fault_submit,
                           .collect = fault_collect,

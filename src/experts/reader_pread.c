@@ -27,19 +27,19 @@ static pread_reader *self_of(sl_reader *r) {
     return (pread_reader *)r;
 }
 
-static void read_piece(experts_piece *p) {
+static void read_piece(const experts_jobs *q, experts_piece *p) {
     const experts_job *j = p->job;
     for (bool over = false; !over;) {
         uint64_t at = p->begin + p->done;
-        ssize_t n = pread(j->fd, j->read.dst + at, (size_t)(p->bytes - p->done), (off_t)(j->read.offset + at));
-        over = experts_piece_advance(p, n < 0 ? -errno : n);
+        ssize_t n = pread(j->fd, j->read.dst + at, (size_t)experts_piece_ask(q, p), (off_t)(j->read.offset + at));
+        over = experts_piece_advance(p, experts_piece_answer(q, p, n < 0 ? -errno : n));
     }
 }
 
 /* With the mutex held, which is let go while it reads. */
 static void work_on_piece(pread_reader *r, experts_piece *p) {
     pthread_mutex_unlock(&r->mutex);
-    read_piece(p);
+    read_piece(&r->jobs, p);
     pthread_mutex_lock(&r->mutex);
     experts_job *ended = experts_jobs_piece_over(&r->jobs, p);
     if (!ended)
@@ -170,7 +170,8 @@ sl_reader *experts_reader_pread(const experts_reader_setup *s, sl_error *err) {
     pthread_mutex_init(&r->mutex, NULL);
     init_condition(&r->work);
     init_condition(&r->results);
-    r->jobs = (experts_jobs){.direct = s->direct, .piece_bytes = s->piece_bytes, .timeout_ns = s->timeout_ns};
+    r->jobs = (experts_jobs){
+        .direct = s->direct, .piece_bytes = s->piece_bytes, .timeout_ns = s->timeout_ns, .faults = s->faults};
     r->base = (sl_reader){
         .name = "pread", .direct = s->direct, .submit = pread_submit, .collect = pread_collect, .close = pread_close};
     while (r->threads < threads && pthread_create(&r->thread[r->threads], NULL, worker_main, r) == 0)

@@ -134,7 +134,7 @@ static bool push_piece(uring_reader *u, flight *f) {
     const sl_read *r = &p->job->read;
     uint64_t at = p->begin + p->done;
     uint8_t *dst = r->dst + at;
-    unsigned n = (unsigned)(p->bytes - p->done);
+    unsigned n = (unsigned)experts_piece_ask(&u->jobs, p);
     const region *g = find_region(u, dst, n);
     if (g)
         io_uring_prep_read_fixed(sqe, p->job->fd, dst, n, r->offset + at, g->number);
@@ -197,7 +197,7 @@ static void land_completion(uring_reader *u, const struct io_uring_cqe *cqe) {
     if (cqe->user_data == CANCEL_DATA)
         return;
     flight *f = &u->flights[cqe->user_data];
-    bool over = experts_piece_advance(&f->piece, cqe->res);
+    bool over = experts_piece_advance(&f->piece, experts_piece_answer(&u->jobs, &f->piece, cqe->res));
     /* A read that was given up must not go on for ever on EAGAIN. */
     if (!over && f->piece.job->failure == EXPERTS_READ_OK)
         issue_piece(u, f);
@@ -334,7 +334,8 @@ sl_reader *experts_reader_uring(const experts_reader_setup *s, sl_error *err) {
         free_reader(u);
         return sl_fail_null(err, SL_ERR_MEMORY, "io_uring: out of memory for a queue of %d", depth);
     }
-    u->jobs = (experts_jobs){.direct = s->direct, .piece_bytes = s->piece_bytes, .timeout_ns = s->timeout_ns};
+    u->jobs = (experts_jobs){
+        .direct = s->direct, .piece_bytes = s->piece_bytes, .timeout_ns = s->timeout_ns, .faults = s->faults};
     u->base = (sl_reader){.name = "uring",
                           .direct = s->direct,
                           .submit = uring_submit,

@@ -35,7 +35,8 @@ static bool check_options(const sl_experts_options *o, sl_error *err) {
 
 static bool copy_files(sl_experts *e, const experts_files *files, sl_error *err) {
     e->file = malloc(sizeof *e->file * (size_t)(files->count > 0 ? files->count : 1));
-    if (!e->file)
+    e->looked_at = calloc((size_t)files->count + 1, sizeof *e->looked_at);
+    if (!e->file || !e->looked_at)
         return sl_fail(err, SL_ERR_MEMORY, "experts: out of memory");
     for (int32_t i = 0; i < files->count; i++) {
         e->file[i] = files->file[i];
@@ -82,16 +83,17 @@ static bool open_layer(sl_experts *e, int32_t i, const sl_expert_layer *from, bo
                        sl_error *err) {
     experts_layer *l = &e->layer[i];
     if (!experts_layer_slot_bytes(&e->files, from, bytes, err))
-        return sl_fail_prefix(err, "layer %d", i);
+        return sl_fail_prefix(err, "layer %d", from->number);
     if (*bytes > e->slab_bytes)
-        return sl_fail(err, SL_ERR_UNSUPPORTED, "layer %d: an expert needs a slot of %llu bytes, a slab has %llu", i,
-                       (unsigned long long)*bytes, (unsigned long long)e->slab_bytes);
+        return sl_fail(err, SL_ERR_UNSUPPORTED, "layer %d: an expert needs a slot of %llu bytes, a slab has %llu",
+                       from->number, (unsigned long long)*bytes, (unsigned long long)e->slab_bytes);
     if (verify && !from->sum)
         return sl_fail(err, SL_ERR_UNSUPPORTED,
-                       "layer %d: there are no checksums to compare reads with: only packs have them", i);
+                       "layer %d: there are no checksums to compare reads with: only packs have them", from->number);
     l->extent = from->extent;
     l->sum = verify ? from->sum : NULL;
     l->experts = from->experts;
+    l->number = from->number;
     l->align = experts_layer_align(from);
     e->experts += (uint64_t)from->experts;
     return true;
@@ -151,7 +153,6 @@ sl_experts *experts_open(const sl_experts_options *o, const experts_files *files
     e->top_k = o->top_k;
     experts_prefetch_open(e, o->prefetch);
     e->trace.burst = -1;
-    e->checked_ns = sl_now_ns();
     if (!open_store(e, o, files, err)) {
         sl_experts_close(e);
         return NULL;
@@ -177,6 +178,7 @@ void sl_experts_close(sl_experts *e) {
     free(e->cls);
     free(e->layer);
     free(e->file);
+    free(e->looked_at);
     free(e);
 }
 

@@ -92,6 +92,7 @@ typedef struct experts_layer {
     int32_t experts;
     int32_t cls;
     uint32_t align;      /* what every part's address is a multiple of, 16 at most */
+    int32_t number;      /* in the model, for messages */
     uint64_t moves;      /* times one of its experts came or went */
     experts_slot **slot; /* [experts] */
     int32_t demand;      /* experts its last iteration asked for */
@@ -213,8 +214,8 @@ struct sl_experts {
 
     experts_iteration it;
     experts_batch batch;
-    uint64_t checked_ns;     /* when the files were last looked at for changes */
-    int32_t in_flight;       /* reads whose last result is still to come */
+    uint64_t looks, *looked_at; /* collects so far; [files] the one after which the file was found unchanged */
+    int32_t in_flight;          /* reads whose last result is still to come */
     int32_t awaited;         /* of these: to slots that had no time-out, so the reader's time limit bounds the wait */
     int32_t timed_out;       /* slots that had one and are still to be freed */
     sl_read_result *results; /* [EXPERTS_RESULTS] */

@@ -169,6 +169,28 @@ static void test_bad_options(void **state) {
         {{.model = GOLDEN "qwen3_moe", .experts_per_token = 9}, "9"},
         {{.model = GOLDEN "llama", .experts_per_token = 1}, "experts"},
         {{.model = GOLDEN "qwen2_moe", .kv_type = "q8_0"}, "q8_0"}, /* head_dim 16 */
+        {{.model = GOLDEN "qwen3_moe", .read_timeout = -1}, "read_timeout"},
+        {{.model = GOLDEN "qwen3_moe", .read_timeout = 1e9}, "read_timeout"},
+        {{.model = GOLDEN "llama", .faults = "eio=1"}, "no experts"},
+        {{.model = GOLDEN "qwen3_moe", .faults = ""}, "eio, short, late, never"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "eoi=0.5"}, "\"eoi=0.5\": eio, short, late, never"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "eio"}, "share"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "eio=1.5"}, "share"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "eio=-1"}, "share"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "eio=0.1.2"}, "share"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "short=0.1,,late=1"}, "\"\": eio"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "gone@3"}, "number of reads"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "gone=99999999999999999999"}, "number of reads"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "delay=9999999"}, "milliseconds"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "seed=-1"}, "number"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "eio@7"}, "LAYER:EXPERT or FILE:OFFSET"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "eio@:"}, "LAYER:EXPERT or FILE:OFFSET"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "eio@0:1*0"}, "after *"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "short@0:1*2"}, "counted"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "eio@77:1"}, "no such layer"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "eio@1:77777"}, "layer 1 has"},
+        {{.model = GOLDEN "qwen3_moe", .faults = "eio@nowhere.gguf:1"}, "no such file"},
+        {{.model = GOLDEN "qwen2_moe", .faults = "eio@model.safetensors:99999999999"}, "ends before"},
     };
     for (size_t i = 0; i < SL_COUNT(bad); i++) {
         sl_error err = {0};

@@ -114,7 +114,7 @@ static void place_layer(model *m, rng *r, int32_t layer, const uint32_t size[SL_
         }
     }
     m->extent[layer] = ext;
-    m->layer[layer] = (sl_expert_layer){m->spec.experts, ext, NULL};
+    m->layer[layer] = (sl_expert_layer){m->spec.experts, ext, NULL, layer};
 }
 
 /* A layer like the first, as many whole blocks further on in the files: the same slot size for certain. */
@@ -129,7 +129,7 @@ static void repeat_layer(model *m, int32_t layer, const uint64_t first_end[MODEL
         ext[i] = x;
     }
     m->extent[layer] = ext;
-    m->layer[layer] = (sl_expert_layer){m->spec.experts, ext, NULL};
+    m->layer[layer] = (sl_expert_layer){m->spec.experts, ext, NULL, layer};
 }
 
 static void place_layers(model *m, rng *r) {
@@ -267,9 +267,13 @@ const reader_case reader_cases[] = {
 const int reader_case_count = (int)SL_COUNT(reader_cases);
 
 sl_reader *reader_make(const reader_case *c) {
+    return reader_faulty(c, NULL);
+}
+
+sl_reader *reader_faulty(const reader_case *c, const sl_fault_plan *plan) {
     sl_error err;
     /* Small pieces: the test's small reads are split too. */
-    sl_reader_options o = {.kind = c->kind, .buffered = c->buffered, .depth = 4, .piece_bytes = 8192};
+    sl_reader_options o = {.kind = c->kind, .buffered = c->buffered, .depth = 4, .piece_bytes = 8192, .faults = plan};
     sl_reader *r = sl_reader_open(&o, &err);
     if (!r && c->kind == SL_READER_URING) {
         printf("SKIP: %s: %s\n", c->name, err.message);

@@ -82,6 +82,8 @@ extern const reader_case reader_cases[];
 extern const int reader_case_count;
 /* NULL where the system has no such reader (printed). */
 sl_reader *reader_make(const reader_case *c);
+/* The same, with faults; the plan lives as long as it does. */
+sl_reader *reader_faulty(const reader_case *c, const sl_fault_plan *plan);
 sl_reader *reader_plain(void); /* pread, buffered: exists everywhere; one thread: results come in the order of reads */
 
 /* ---- a store over a model ---- */

@@ -124,7 +124,7 @@ static void random_layouts_hold_every_part(void **state) {
         sl_error err;
         assert_true(experts_layout_make(&f.files, ext, &l, &err));
         check_layout(&f, ext, &l);
-        sl_expert_layer layer = {1, ext, NULL};
+        sl_expert_layer layer = {1, ext, NULL, 0};
         uint64_t slot;
         assert_true(experts_layer_slot_bytes(&f.files, &layer, &slot, &err));
         assert_true(slot >= l.bytes && slot - l.bytes < 4096 && slot % 4096 == 0);

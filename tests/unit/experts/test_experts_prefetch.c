@@ -388,7 +388,7 @@ static void a_checkpoint_is_streamed_in_place(void **state) {
         fail_msg("%s", err.message);
     sl_extent ext[CKPT_EXPERTS * SL_EXPERT_PARTS] = {0};
     take_extents(c, ext);
-    sl_expert_layer layer = {CKPT_EXPERTS, ext, NULL};
+    sl_expert_layer layer = {CKPT_EXPERTS, ext, NULL, 0};
     for (int direct = 0; direct < 2; direct++) {
         sl_reader_options ro = {.kind = SL_READER_AUTO, .buffered = !direct};
         sl_mem *mem = sl_mem_new(1 << 20, 65536, &err);

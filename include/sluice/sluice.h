@@ -33,7 +33,7 @@ typedef struct sl_engine_options {
     int threads;       /* 0: one per core */
     int context;       /* tokens a sequence may hold; 0: min(model's, 4096) */
     int chunk;         /* prefill rows per step; 0: 512 */
-    int max_sequences; /* decoded at once; 0: 16 */
+    int max_sequences; /* decoded at once; 0: 16; on a device 15, beyond which bits depend on how many are */
     const char *kv_type;   /* "f16" (default) or "q8_0" */
     const char *numeric;   /* "q8" (default) or "exact" */
     const char *isa;       /* NULL: best; scalar, avx2, avx512, neon */

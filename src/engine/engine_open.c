@@ -483,8 +483,23 @@ static void log_opened(const sl_engine *e) {
             engine_size_text(budget, sizeof budget, e->plan.budget),
             engine_size_text(slab, sizeof slab, e->plan.slab_bytes), (unsigned long long)e->plan.slots, e->numeric,
             e->isa, e->threads);
+    if (e->few_rows && e->max_sequences > e->few_rows)
+        sl_logf(&e->log, SL_LOG_INFO,
+                "%s: where more than %d sequences decode at once, their tokens are computed in half tiles: other bits "
+                "than alone",
+                e->path, e->few_rows);
     if (e->approximation[0])
         sl_logf(&e->log, SL_LOG_WARN, "%s: approximation asked for: %s", e->path, e->approximation);
+}
+
+/* A device computes only so many rows each by itself: as many sequences are decoded at once, unless asked otherwise. */
+static void set_few_rows(sl_engine *e) {
+    if (!e->gpu)
+        return;
+    e->few_rows = SL_GPU_FEW_ROWS;
+    if (!e->options.max_sequences)
+        e->max_sequences = SL_GPU_FEW_ROWS;
+    set_chunk(e, e->chunk);
 }
 
 /* Everything from the numerics on; the reader is opened first, because what slots need depends on it. */
@@ -498,6 +513,7 @@ static bool open_rest(sl_engine *e, engine_wrap_reader wrap, void *user, sl_erro
     e->pool = sl_pool_new(e->threads, err);
     if (!e->pool || !open_device(e, err))
         return false;
+    set_few_rows(e);
     sl_reader *reader = moe ? open_reader(e, wrap, user, err) : NULL;
     if (moe && !reader)
         return false;

@@ -139,6 +139,8 @@ typedef struct engine_step {
     sl_step_seq *seqs;
     engine_run **runs; /* [run_count] */
     int32_t run_count, rows, outs, decode_rows, prefill_rows;
+    bool prompt;   /* chunks of prompts, */
+    bool holds_up; /* for which those that decode wait */
     bool direct;   /* all outputs lie one after another in a job's memory: logits go there at once */
     float *logits; /* [out_capacity][vocab], from the budget */
     int32_t out_capacity;
@@ -161,6 +163,7 @@ typedef struct engine_sched {
     size_t active_count, active_capacity;
     int32_t active_requests;
     uint64_t decode_owed_ns; /* decode-only time before the next prefill chunk */
+    bool many_last;          /* on a device: the last step was of runs of many rows */
     engine_step step;
 } engine_sched;
 
@@ -220,6 +223,7 @@ struct sl_engine {
     uint64_t fingerprint; /* of the model, for snapshots; 0: not yet computed (L) */
     int32_t vocab, context, chunk, max_sequences, threads;
     int32_t max_rows, max_outs; /* of a step */
+    int32_t few_rows; /* of a step on a device, so that each is computed by itself (step_select.c); 0: always is */
     engine_forward forward;
     engine_sampler *sampler; /* S */
     engine_activity activity;
@@ -249,6 +253,11 @@ void engine_submit_job(sl_engine *e, engine_job *job); /* and waits */
 void engine_submit_request(sl_engine *e, sl_request *r);
 void engine_wake(sl_engine *e);           /* mutex held */
 void engine_wait_init(pthread_cond_t *c); /* a condition on the monotonic clock */
+
+/* step_select.c: puts the next step together from the ready runs; no rows: there was no room for any. */
+void engine_step_select(sl_engine *e);
+/* Rows that the run still has to evaluate, those of a lost state included. */
+int32_t engine_run_remaining(engine_run *run);
 
 /* step.c */
 bool engine_step_init(sl_engine *e, sl_error *err);

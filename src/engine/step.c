@@ -1,8 +1,7 @@
-/* One step: which rows take part, running them, handing out what came of it.
+/* One step: running the rows that step_select.c has chosen, handing out what came of it.
  *
- * A step holds one row of every sequence that decodes and, when prefill has its turn, chunks of prompts, together at
- * most `chunk` rows. Nothing is committed before the step succeeded, so a step that failed as a whole is simply made
- * again from what is left:
+ * Nothing is committed before the step succeeded, so a step that failed as a whole is simply made again from what is
+ * left:
  *   - cancelled: the cancelled requests end, the others' rows are run again;
  *   - any other error: each of its runs is tried alone, so that the error reaches only its owner;
  *   - rows whose expert could not be read fail their own run, the other rows stand.
@@ -56,141 +55,6 @@ void engine_step_free(sl_engine *e) {
     free(st->runs);
     sl_mem_span_free(e->mem, st->logits);
     *st = (engine_step){0};
-}
-
-/* ---- putting a step together ------------------------------------------------------------------------------------ */
-
-/* Tokens before the run's next one that must be evaluated again, the state having been lost. What a job had evaluated
- * is not committed: it begins again. */
-static int32_t past(engine_run *run) {
-    int32_t target = run->base + run->done, from = engine_state_next(run->seq, target);
-    if (from < target && run->job) {
-        run->done = 0;
-        target = run->base;
-    }
-    return from < target ? target - from : 0;
-}
-
-static int32_t remaining(engine_run *run) {
-    return past(run) + run->count - run->done;
-}
-
-/* Where the logits of row i of a run go: wanted says whether they are at all. */
-static float *row_dest(const engine_run *run, int32_t i, bool *wanted) {
-    if (run->request) {
-        *wanted = i == run->count - 1;
-        return NULL;
-    }
-    *wanted = run->dest[i] != NULL;
-    return run->dest[i];
-}
-
-/* Takes an output into the step if there is a place for its logits. Outputs of one job that lie one after another go
- * straight to its memory, any number of them; all others need a row of the engine's own. */
-static bool take_output(sl_engine *e, engine_step *st, float *dest, int32_t row) {
-    bool follows = dest && st->direct && (st->outs == 0 || dest == st->dest[0] + (int64_t)st->outs * e->vocab);
-    if (st->outs >= (follows ? e->max_outs : st->out_capacity))
-        return false;
-    st->direct = follows;
-    st->out_rows[st->outs] = row;
-    st->dest[st->outs++] = dest;
-    return true;
-}
-
-static void add_row(engine_step *st, const engine_run *run, int32_t position) {
-    bool again = position < run->base + run->done;
-    st->token[st->rows] = again ? run->seq->tokens[position] : run->tokens[position - run->base];
-    st->seq[st->rows] = st->run_count;
-    st->position[st->rows] = position;
-    st->rows++;
-}
-
-/* An answer that has begun ends where its KV does, as at the end of the context; everything else fails. */
-static void no_room(sl_engine *e, engine_run *run, const sl_error *err) {
-    if (err->code == SL_ERR_BUDGET && run->request && run->request->completion > 0)
-        engine_request_end(run->request, SL_FINISH_LENGTH, err);
-    else
-        engine_run_fail(e, run, err);
-}
-
-/* The rows of a prompt of a sequence that is kept begin with a step of their own, so that the state before them can be
- * marked. Returns how many rows may be added at most. */
-static int32_t mark_before(engine_run *run, int32_t again, int32_t most) {
-    bool first = run->request && !run->request->own_seq && run->request->completion == 0 && run->done == 0;
-    if (first && again == 0)
-        engine_state_mark(run->seq);
-    return first && again > 0 && again < most ? again : most;
-}
-
-/* Adds up to `most` rows of a run: fewer where no place is left for logits. Returns how many. */
-static int32_t add_run(sl_engine *e, engine_run *run, int32_t most) {
-    engine_step *st = &e->sched.step;
-    sl_error err = {0};
-    int32_t again = past(run), from = run->base + run->done - again;
-    int32_t n = mark_before(run, again, remaining(run) < most ? remaining(run) : most);
-    if (n < 1)
-        return 0;
-    if (!engine_seq_prepare(run->seq, from, from + n, &err)) {
-        no_room(e, run, &err);
-        return 0;
-    }
-    run->first_row = st->rows;
-    run->first_out = st->outs;
-    run->rows = 0;
-    for (; run->rows < n; run->rows++) {
-        bool wanted = false;
-        float *dest = run->rows < again ? NULL : row_dest(run, run->done + run->rows - again, &wanted);
-        if (wanted && !take_output(e, st, dest, st->rows))
-            break;
-        add_row(st, run, from + run->rows);
-    }
-    run->past = again < run->rows ? again : run->rows;
-    run->outs = st->outs - run->first_out;
-    if (run->rows > 0)
-        st->runs[st->run_count++] = run;
-    return run->rows;
-}
-
-static bool takes_part(const engine_run *run) {
-    return run->ready && !run->ended;
-}
-
-/* A run that must be tried by itself, or NULL. */
-static engine_run *find_alone(engine_sched *sc) {
-    for (size_t i = 0; i < sc->active_count; i++)
-        if (sc->active[i]->alone && takes_part(sc->active[i]))
-            return sc->active[i];
-    return NULL;
-}
-
-static void add_decodes(sl_engine *e) {
-    engine_sched *sc = &e->sched;
-    for (size_t i = 0; i < sc->active_count && sc->step.decode_rows < e->max_sequences; i++)
-        if (takes_part(sc->active[i]) && remaining(sc->active[i]) == 1)
-            sc->step.decode_rows += add_run(e, sc->active[i], 1);
-}
-
-static void add_prefills(sl_engine *e) {
-    engine_sched *sc = &e->sched;
-    for (size_t i = 0; i < sc->active_count && sc->step.prefill_rows < e->chunk; i++)
-        if (takes_part(sc->active[i]) && remaining(sc->active[i]) > 1)
-            sc->step.prefill_rows += add_run(e, sc->active[i], e->chunk - sc->step.prefill_rows);
-}
-
-static void select_runs(sl_engine *e) {
-    engine_sched *sc = &e->sched;
-    engine_step *st = &sc->step;
-    st->run_count = st->rows = st->outs = st->decode_rows = st->prefill_rows = 0;
-    st->direct = true;
-    engine_run *alone = find_alone(sc);
-    if (alone) {
-        int32_t *rows = remaining(alone) > 1 ? &st->prefill_rows : &st->decode_rows;
-        *rows = add_run(e, alone, e->chunk);
-        return;
-    }
-    add_decodes(e);
-    if (st->decode_rows == 0 || sc->decode_owed_ns == 0)
-        add_prefills(e);
 }
 
 /* ---- running ---------------------------------------------------------------------------------------------------- */
@@ -297,7 +161,7 @@ static void advance_run(sl_engine *e, engine_run *run) {
         engine_seq_commit(run->seq, run->tokens + run->done, own);
     run->done += own;
     report_prefill(e, run);
-    if (remaining(run) > 0)
+    if (engine_run_remaining(run) > 0)
         return;
     if (run->job)
         run->ended = true;
@@ -348,10 +212,10 @@ static void account(sl_engine *e, uint64_t ns) {
     engine_sched *sc = &e->sched;
     const engine_step *st = &sc->step;
     uint64_t prompt_ns = ns * (uint64_t)st->prefill_rows / (uint64_t)st->rows;
-    if (st->prefill_rows == 0)
-        sc->decode_owed_ns = sc->decode_owed_ns > ns ? sc->decode_owed_ns - ns : 0;
+    if (st->prompt)
+        sc->decode_owed_ns = st->holds_up ? ns / 4 : 0;
     else
-        sc->decode_owed_ns = st->decode_rows ? ns / 4 : 0;
+        sc->decode_owed_ns = sc->decode_owed_ns > ns ? sc->decode_owed_ns - ns : 0;
     pthread_mutex_lock(&sc->mutex);
     e->counters.prompt_tokens += (uint64_t)st->prefill_rows;
     e->counters.prompt_ns += prompt_ns;
@@ -378,7 +242,7 @@ void engine_step_run(sl_engine *e) {
     sl_error error = {0}, row_error = {0};
     for (size_t i = 0; i < sc->active_count; i++)
         sc->active[i]->rows = 0;
-    select_runs(e);
+    engine_step_select(e);
     if (st->rows == 0)
         return;
     engine_activity_set(&e->activity, st->prefill_rows ? ENGINE_PREFILL : ENGINE_DECODE, st->rows);

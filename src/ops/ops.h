@@ -338,6 +338,11 @@ sl_ops *sl_ops_cpu_new(const sl_ops_cpu_options *options, sl_error *err);
  * there are many rows). */
 sl_ops *sl_ops_gpu_new(sl_gpu *gpu, sl_mem *mem, sl_error *err);
 
+/* Rows of a step on a device up to which each is computed by itself: its bits are the same whatever comes with it. In a
+ * larger step rows are computed in half tiles: other bits, but they do not depend on the step's other rows either. On
+ * the CPU there is no such difference. */
+enum { SL_GPU_FEW_ROWS = 15 };
+
 enum { SL_GPU_PIECES = 16 }; /* pieces of memory in which its kernels can see KV, state or expert slots */
 
 void sl_ops_free(sl_ops *ops);

@@ -16,7 +16,7 @@
 /* Rows from which on products run on the matrix units; and how long a list may take before the step fails. */
 enum {
     GPU_EXPERTS = 2048 /* of a layer, at most */,
-    GPU_MATMUL_ROWS = 16,
+    GPU_MATMUL_ROWS = SL_GPU_FEW_ROWS + 1,
     GPU_FEW_GROUPS = 396 /* threadgroups of few.metal: three to a multiprocessor of an H200 */,
     GPU_DELTA_KEY = 256 /* largest key_dim of a delta layer */,
     GPU_CHUNK_KEY = 128 /* largest of one that takes many rows by chunks: what threadgroup memory holds */,
@@ -182,6 +182,12 @@ typedef struct sl_ops_gpu {
     char isa[64];
 } sl_ops_gpu;
 
+/* Rows of a step of few rows whose attention is done together, and the head that shows kernels these rows alone. */
+typedef struct gpu_group {
+    int32_t first, rows, splits;
+    uint64_t head; /* bytes into the step buffer */
+} gpu_group;
+
 /* A running step. */
 typedef struct gpu_run {
     sl_ops_gpu *o;
@@ -191,6 +197,8 @@ typedef struct gpu_run {
     const sl_rope *rope_of; /* the rotation whose angles are in scratch; NULL: none yet */
     int32_t combined;       /* MoE layer whose status is to be looked at after the next wait; -1: none */
     gpu_phase phase;        /* what is encoded now */
+    gpu_group group[GPU_MATMUL_ROWS];
+    int groups; /* 0: many rows */
 } gpu_run;
 
 /* ---- ops_gpu_memory.c ---- */

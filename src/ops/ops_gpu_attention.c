@@ -8,13 +8,6 @@ const char *gpu_kv_name(sl_kv_format format) {
     return names[format];
 }
 
-static int32_t splits_of(const gpu_run *r) {
-    int32_t last = 0;
-    for (int32_t i = 0; i < r->step->rows; i++)
-        last = r->step->position[i] > last ? r->step->position[i] : last;
-    return last / SL_ATTENTION_SPLIT + 1;
-}
-
 static int32_t value_dim(const sl_attention *a) {
     return a->value_dim ? a->value_dim : a->head_dim;
 }
@@ -41,8 +34,7 @@ static sl_attention_args args_of(const gpu_run *r, const op *o) {
                                .window = (uint32_t)a->window,
                                .scale = a->scale,
                                .eps = a->norm_eps,
-                               .rope_scale = a->rope.scale,
-                               .splits = (uint32_t)splits_of(r)};
+                               .rope_scale = a->rope.scale};
 }
 
 static void bind_kv(gpu_call *c, sl_gpu_access access) {
@@ -88,41 +80,49 @@ static uint32_t result_bits(const sl_attention *a) {
     return (a->gate.buffer ? 1u << SL_FC_GATE : 0) | (has_weight(&a->sinks) ? 1u << SL_FC_SINKS : 0);
 }
 
-/* What changes attention's result behind the values: its gate and the sinks. */
-static void bind_result(gpu_call *c, const sl_attention *a) {
-    const gpu_run *r = c->r;
-    const sl_view *gate = &a->gate;
-    gpu_call_bind(c, 4, gate->buffer ? gpu_view_at(r, gate) : NULL,
-                  gate->buffer ? gpu_rows_bytes(r->step->rows, gate->stride, gate->cols) : 0);
-    gpu_call_bind(c, 5, norm_at(r, &a->sinks), (uint64_t)a->heads * sizeof(float));
+static void bind_rows(gpu_call *c, int slot, const sl_view *v, const gpu_group *g) {
+    bool is_there = v->buffer != 0;
+    gpu_call_bind(c, slot, is_there ? gpu_view_at(c->r, v) + g->first * v->stride : NULL,
+                  is_there ? gpu_rows_bytes(g->rows, v->stride, v->cols) : 0);
 }
 
-static bool attend_few(gpu_run *r, const op *o, const sl_attention_args *args) {
+static void bind_head(gpu_call *c, int slot, const gpu_group *g) {
+    const gpu_scratch *m = &c->r->o->scratch;
+    gpu_call_bind(c, slot, m->step + g->head, m->step_bytes - g->head);
+}
+
+/* What changes attention's result behind the values: its gate and the sinks. */
+static void bind_result(gpu_call *c, const sl_attention *a, const gpu_group *g) {
+    bind_rows(c, 4, &a->gate, g);
+    gpu_call_bind(c, 5, norm_at(c->r, &a->sinks), (uint64_t)a->heads * sizeof(float));
+}
+
+static bool attend_few(gpu_run *r, const op *o, const sl_attention_args *args, const gpu_group *g) {
     const sl_attention *a = &o->u.attention.a;
     char entry[64];
-    int32_t rows = r->step->rows;
+    uint32_t rows = (uint32_t)g->rows;
     uint64_t partial = (uint64_t)rows * args->heads * args->splits * (args->value_dim + 2) * sizeof(float);
     snprintf(entry, sizeof entry, "attention_decode_%s_%d", gpu_kv_name(r->o->known.kv.format), a->head_dim);
     gpu_call c = gpu_call_begin(r, GPU_DECODE, 0, args, sizeof *args, entry);
-    gpu_call_bind(&c, 1, gpu_view_at(r, &o->src), gpu_rows_bytes(rows, o->src.stride, o->src.cols));
+    bind_rows(&c, 1, &o->src, g);
     gpu_call_bind(&c, 2, r->o->scratch.partial, partial);
-    gpu_bind_step(&c, 3);
+    bind_head(&c, 3, g);
     bind_kv(&c, SL_GPU_READ);
     uint32_t tiles = gpu_ceil_div(a->heads / a->kv_heads, SL_DECODE_HEADS(a->head_dim));
-    if (!gpu_call_end(&c, args->splits, (uint32_t)a->kv_heads * tiles, (uint32_t)rows, SL_ATTENTION_THREADS))
+    if (!gpu_call_end(&c, args->splits, (uint32_t)a->kv_heads * tiles, rows, SL_ATTENTION_THREADS))
         return false;
     c = gpu_call_begin(r, GPU_DECODE, result_bits(a), args, sizeof *args, "attention_combine");
     gpu_call_bind(&c, 1, r->o->scratch.partial, partial);
-    gpu_call_bind(&c, 2, gpu_view_at(r, &o->dst), gpu_rows_bytes(rows, o->dst.stride, o->dst.cols));
-    gpu_bind_step(&c, 3);
-    bind_result(&c, a);
-    return gpu_call_end(&c, (uint32_t)a->heads, (uint32_t)rows, 1, SL_SIMD);
+    bind_rows(&c, 2, &o->dst, g);
+    bind_head(&c, 3, g);
+    bind_result(&c, a, g);
+    return gpu_call_end(&c, (uint32_t)a->heads, rows, 1, SL_SIMD);
 }
 
-static bool attend_many(gpu_run *r, const op *o, const sl_attention_args *args) {
+static bool attend_many(gpu_run *r, const op *o, const sl_attention_args *args, const gpu_group *g) {
     const sl_attention *a = &o->u.attention.a;
-    const sl_step_head *head = (const sl_step_head *)(const void *)r->o->scratch.step;
-    int32_t rows = r->step->rows, pair = a->head_dim <= 128 && (a->heads / a->kv_heads) % 2 == 0 ? 2 : 1;
+    const sl_step_head *head = (const sl_step_head *)(const void *)(r->o->scratch.step + g->head);
+    int32_t pair = a->head_dim <= 128 && (a->heads / a->kv_heads) % 2 == 0 ? 2 : 1;
     bool wide = a->value_dim || a->head_dim > 256;
     char entry[64];
     const char *kv = gpu_kv_name(r->o->known.kv.format);
@@ -132,10 +132,10 @@ static bool attend_many(gpu_run *r, const op *o, const sl_attention_args *args) 
         snprintf(entry, sizeof entry, "attention_prefill_%s_%d_%d", kv, a->head_dim, pair);
     pair = wide ? 1 : pair;
     gpu_call c = gpu_call_begin(r, wide ? GPU_WIDE : GPU_PREFILL, result_bits(a), args, sizeof *args, entry);
-    gpu_call_bind(&c, 1, gpu_view_at(r, &o->src), gpu_rows_bytes(rows, o->src.stride, o->src.cols));
-    gpu_call_bind(&c, 2, gpu_view_at(r, &o->dst), gpu_rows_bytes(rows, o->dst.stride, o->dst.cols));
-    gpu_bind_step(&c, 3);
-    bind_result(&c, a);
+    bind_rows(&c, 1, &o->src, g);
+    bind_rows(&c, 2, &o->dst, g);
+    bind_head(&c, 3, g);
+    bind_result(&c, a, g);
     bind_kv(&c, SL_GPU_READ);
     return gpu_call_end(&c, (uint32_t)(a->heads / pair), (uint32_t)head->blocks, 1, SL_ATTENTION_THREADS);
 }
@@ -148,6 +148,16 @@ bool gpu_run_attention(gpu_run *r, const op *o) {
             return false;
         r->rope_of = rope;
     }
-    bool few = r->step->rows < GPU_MATMUL_ROWS && r->step->rows * (int32_t)a.splits <= GPU_SPLITS;
-    return prepare(r, o, &a) && (few ? attend_few(r, o, &a) : attend_many(r, o, &a));
+    const gpu_group all = {.rows = r->step->rows};
+    if (!prepare(r, o, &a))
+        return false;
+    if (r->groups == 0)
+        return attend_many(r, o, &a, &all);
+    for (int i = 0; i < r->groups; i++) {
+        const gpu_group *g = &r->group[i];
+        a.splits = (uint32_t)g->splits;
+        if (!(g->rows * g->splits <= GPU_SPLITS ? attend_few : attend_many)(r, o, &a, g))
+            return false;
+    }
+    return true;
 }

@@ -3,10 +3,13 @@
 
 #include <string.h>
 
-/* Words behind the head for `rows` rows (or sequences, where there are more of them) with so many pages and blocks of
+enum { HEAD_PLACE = 256 /* bytes: what every device's bindings may be asked to be aligned to */ };
+
+/* Words behind the heads for `rows` rows (or sequences, where there are more of them) with so many pages and blocks of
  * state together. */
 uint64_t gpu_step_bytes(int64_t rows, int64_t pages, int64_t states) {
-    return sizeof(sl_step_head) + (uint64_t)(8 * rows + 2 + 2 * pages + 2 * states) * sizeof(int32_t);
+    uint64_t heads = (GPU_MATMUL_ROWS + 1) * HEAD_PLACE, of_groups = GPU_MATMUL_ROWS * (uint64_t)(rows + 2);
+    return heads + ((uint64_t)(8 * rows + 2 + 2 * pages + 2 * states) + of_groups) * sizeof(int32_t);
 }
 
 static bool has_op(const gpu_run *r, op_kind kind) {
@@ -117,6 +120,49 @@ static void put_blocks(words *w, const sl_step *s, sl_step_head *head) {
     w->base[w->at++] = s->rows;
 }
 
+/* ---- groups of few rows ------------------------------------------------------------------------------------------ */
+
+/* Consecutive rows whose (row, split) pairs fit the scratch, so that how far other rows have come changes nothing for a
+ * row; one with more splits than that is a group of its own. */
+static void make_groups(gpu_run *r) {
+    const sl_step *s = r->step;
+    gpu_group *g = NULL;
+    r->groups = 0;
+    for (int32_t row = 0; row < s->rows && s->rows < GPU_MATMUL_ROWS; row++) {
+        int32_t splits = s->position[row] / SL_ATTENTION_SPLIT + 1;
+        int32_t most = g && g->splits > splits ? g->splits : splits;
+        if (!g || (int64_t)(g->rows + 1) * most > GPU_SPLITS) {
+            g = &r->group[r->groups++];
+            *g = (gpu_group){.first = row};
+            most = splits;
+        }
+        g->rows++;
+        g->splits = most;
+    }
+    for (int i = 0; i < r->groups; i++)
+        r->group[i].head = r->groups > 1 ? (uint64_t)(i + 1) * HEAD_PLACE : 0;
+}
+
+/* The head of a group counts its words from itself; of arrays by sequence and of blocks it has its own. */
+static void put_group(words *w, const gpu_run *r, const gpu_group *g, const sl_step_head *whole) {
+    uint32_t here = (uint32_t)(g->head / sizeof(int32_t)), row = (uint32_t)g->first;
+    sl_step_head head = {.rows = g->rows,
+                         .seqs = whole->seqs,
+                         .token = whole->token - here + row,
+                         .seq = whole->seq - here + row,
+                         .position = whole->position - here + row,
+                         .page_first = w->at - here};
+    for (int32_t i = 0; i < whole->seqs; i++)
+        w->base[w->at++] = w->base[whole->page_first + (uint32_t)i] - (int32_t)here;
+    head.block_row = w->at - here;
+    for (int32_t i = 0; i <= g->rows; i++) /* attention's blocks: one row each */
+        w->base[w->at++] = i;
+    head.blocks = g->rows;
+    memcpy(w->base + here, &head, sizeof head);
+}
+
+/* ---- the whole --------------------------------------------------------------------------------------------------- */
+
 static bool find_slabs(gpu_run *r) {
     ops_memory *m = &r->o->known;
     if (has_states(r) && !gpu_slabs_resolve(r->o, &r->o->state, m->state_slabs, m->state_count,
@@ -136,7 +182,8 @@ bool gpu_step_fill(gpu_run *r) {
         return sl_fail(r->err, SL_ERR_ARGUMENT, "a step of %d rows over %lld KV pages is larger than its buffer",
                        s->rows, (long long)all_pages(r));
     sl_step_head head = {.rows = s->rows, .outs = s->outs, .seqs = s->seq_count};
-    words w = {(int32_t *)(void *)m->step, sizeof head / sizeof(int32_t)};
+    make_groups(r);
+    words w = {(int32_t *)(void *)m->step, (uint32_t)((r->groups > 1 ? r->groups + 1 : 1) * HEAD_PLACE / 4)};
     head.token = put(&w, s->token, s->rows);
     head.seq = put(&w, s->seq, s->rows);
     head.position = put(&w, s->position, s->rows);
@@ -144,6 +191,8 @@ bool gpu_step_fill(gpu_run *r) {
     put_pages(&w, r, &head);
     put_runs(&w, r, &head);
     put_blocks(&w, s, &head);
+    for (int i = 0; i < r->groups && r->groups > 1; i++)
+        put_group(&w, r, &r->group[i], &head);
     memcpy(m->step, &head, sizeof head);
     m->step_used = (uint64_t)w.at * sizeof(int32_t);
     r->o->step_told = false;

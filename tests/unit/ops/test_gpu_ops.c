@@ -187,6 +187,29 @@ static void attention_is_the_cpus(void **state) {
         compare_attention(&cases[i]);
 }
 
+/* Fifteen rows of so many splits do not fit the scratch together: they are computed in groups, not in half tiles, and
+ * a row has the bits that it has alone. */
+static void few_rows_far_into_a_context_stay_few(void **state) {
+    const attention_case all = {
+        SL_KV_F16,    4, 2, 64, .apart = 64, .gate = true, .sinks = true, .rows = 15, .position = 9200, .pages = 150,
+        .limit = 1e-4};
+    attention_case one = all;
+    compare_attention(&all);
+    one.rows = 1;
+    sl_error err = {0};
+    attention_twin t[2] = {0};
+    for (int i = 0; i < 2; i++) {
+        if (!open_rig(&t[i].g, true, false))
+            skip();
+        make_attention(&t[i], &all);
+        if (!run_attention(&t[i], i ? &one : &all, &err))
+            fail_msg("%s", err.message);
+    }
+    assert_memory_equal(rig_row(&t[0].g, &t[0].dst, 0), rig_row(&t[1].g, &t[1].dst, 0), 4 * 64 * sizeof(float));
+    for (int i = 0; i < 2; i++)
+        close_attention(&t[i]);
+}
+
 /* A step of rows that no operation looks at but for their number. */
 static bool run_alone(rig *g, sl_program *p, int32_t rows, sl_error *err) {
     int32_t *zeros = rig_memory(g, (size_t)rows * sizeof *zeros);
@@ -400,6 +423,7 @@ static void kv_in_too_many_pieces_is_said(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_is_the_cpus),
+        cmocka_unit_test(few_rows_far_into_a_context_stay_few),
         cmocka_unit_test(a_matrix_for_each_head_is_the_cpus),
         cmocka_unit_test(products_in_fragments_are_the_cpus),
         cmocka_unit_test(alternating_gate_and_up_are_the_cpus),

@@ -97,9 +97,9 @@ def includes(name):
 
 
 def sources_of(program):
-    """The .metal files whose name begins as the program's subject does."""
+    """The .metal file of the program's subject, and those whose name is that and more."""
     subject = program.removeprefix("test_kernels_")
-    return [p.name for p in KERNELS.glob("*.metal") if p.stem.split("_")[0] == subject]
+    return [p.name for p in KERNELS.glob("*.metal") if f"{p.stem}_".startswith(f"{subject}_")]
 
 
 def tests_of(programs, file):

@@ -42,7 +42,7 @@ run_devices() {
 }
 
 run_ops() {
-    for t in gpu_ops gpu_step kernels_attention kernels_delta kernels_expert kernels_matmul kernels_matvec kernels_moe kernels_rows router golden_device; do
+    for t in gpu_ops gpu_step kernels_attention_prepare kernels_attention_decode kernels_attention_prefill kernels_attention_wide kernels_delta kernels_expert kernels_matmul kernels_matvec kernels_moe kernels_rows router golden_device; do
         [ -x "$build/test_$t" ] && in_parallel "$t" "$build/test_$t"
     done
 }

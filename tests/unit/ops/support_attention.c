@@ -260,3 +260,49 @@ void attention_decode(kernels *with, kernels *combine, const char *entry, int32_
     free(dst);
     attention_free(&a);
 }
+
+/* ---- blocks of rows ---------------------------------------------------------------------------------------------- */
+
+void attention_prefill(kernels *with, rng *r, const attention_shape *s, int32_t at_once, float magnitude) {
+    attention a = attention_new(r, s, true, magnitude);
+    if (s->seqs == 1)
+        attention_forget(&a, (s->position[0] + 1 - s->window) / 32 * 32);
+    sl_attention_args args = attention_args(&a);
+    size_t n = (size_t)(a.rows * s->heads * attention_values(s));
+    float *dst = kernel_poison(n);
+    kernel_binding b[18] = {in(0, &args, sizeof args), in(1, a.q, a.q_count * 4), out(2, dst, n * 4),
+                            in(3, a.step.words, a.step.bytes)};
+    size_t count = 4 + attention_result(b + 4, &a);
+    count += attention_slabs(b + count, &a, false);
+    sl_gpu_constant constants[2];
+    char entry[64];
+    if (at_once)
+        snprintf(entry, sizeof entry, "attention_prefill_%s_%d_%d", attention_kv_names[s->kv], s->dim, at_once);
+    else
+        snprintf(entry, sizeof entry, "attention_wide_%s_%d", attention_kv_names[s->kv], s->dim);
+    kernels_run(with, &(kernel_call){.entry = entry,
+                                     .constants = constants,
+                                     .constant_count = attention_constants(constants, &a),
+                                     .groups = {(uint32_t)(s->heads / (at_once ? at_once : 1)), (uint32_t)a.rows, 1},
+                                     .threads = {SL_ATTENTION_THREADS, 1, 1},
+                                     .bindings = b,
+                                     .count = count,
+                                     .slabs = true});
+    /* of values of a million one key has all the weight, and half precision may choose another of two that are near */
+    double e = attention_error(&a, dst);
+    for (size_t i = 0; i < n; i++)
+        assert_true(isfinite(dst[i]));
+    if (magnitude == 1)
+        kernels_result(with, entry, e, s->kv == SL_KV_F16 ? 2e-3 : 3e-3); /* of others keys and values become half */
+    free(dst);
+    attention_free(&a);
+}
+
+bool attention_open(kernels *k, const char *file, const attention_shape *s) {
+    char defines[128];
+    int n = snprintf(defines, sizeof defines, "#define SL_ATTENTION_KV %s\n#define SL_ATTENTION_DIM %d\n",
+                     attention_kv_names[s->kv], s->dim);
+    if (s->values)
+        snprintf(defines + n, sizeof defines - (size_t)n, "#define SL_ATTENTION_VALUES %d\n", s->values);
+    return kernels_open_with(k, file, NULL, 0, defines);
+}

@@ -58,4 +58,11 @@ double attention_error(const attention *a, const float *dst);
 void attention_decode(kernels *with, kernels *combine, const char *entry, int32_t at_once, rng *r,
                       const attention_shape *s, float magnitude);
 
+/* Rows in blocks, at_once query heads by a threadgroup; 0: the kernel of wide heads and of values within the keys.
+ * Results of q as large as a million are only finite. */
+void attention_prefill(kernels *with, rng *r, const attention_shape *s, int32_t at_once, float magnitude);
+
+/* The file's kernels for this shape alone, as the engine compiles them. */
+bool attention_open(kernels *k, const char *file, const attention_shape *s);
+
 #endif

@@ -35,9 +35,9 @@ typedef struct sl_gpu_options {
                               that cannot be written is no error: nothing is kept, a warning is logged */
     bool check;    /* soft: checking mode (bounds, uninitialised memory, races, divergence), several times slower */
     uint64_t seed; /* soft: order in which threads run; 0: ascending */
-    int debug;     /* 0: as SLUICE_DEBUG says. 1 pipelines and lists, 2 dispatches with GPU time, 3 bound arguments,
-                      4 source, 5 generated code; in lines of the log. From 2 on commands run one by one, and submit
-                      waits for them */
+    int debug; /* 0: as SLUICE_DEBUG says (0 to 5; else it is an error); < 0: none. 1 pipelines and lists, 2 dispatches
+                  with GPU time, 3 bound arguments, 4 source, 5 generated code; in lines of the log. From 2 on commands
+                  run one by one, and submit waits for them */
     sl_log_fn log;
     sl_log_level log_level;
     void *log_user;

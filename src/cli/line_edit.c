@@ -129,7 +129,8 @@ void line_edit_close(line_edit *e) {
         return;
     if (e->history_path && e->history) {
         mode_t before = umask(077); /* what was said is nobody else's business */
-        history(e->history, &e->event, H_SAVE, e->history_path);
+        if (history(e->history, &e->event, H_SAVE, e->history_path) < 0)
+            cli_note("this conversation's lines are not kept: %s cannot be written", e->history_path);
         umask(before);
     }
     if (e->edit)

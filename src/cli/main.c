@@ -27,6 +27,13 @@ static int help(int argc, char **argv) {
     return CLI_OK;
 }
 
+/* Recorded machines, for tests: without the check a wrong name would be a machine without limits. */
+static bool check_environment(sl_error *err) {
+    const char *root = getenv("SLUICE_SYSTEM_ROOT");
+    return !root || !*root || sl_path_is_dir(root) ||
+           sl_fail(err, SL_ERR_ARGUMENT, "SLUICE_SYSTEM_ROOT: \"%s\" is not a directory", root);
+}
+
 static int run_command(const cli_command *c, int argc, char **argv) {
     cli_args args;
     sl_error err = {0};
@@ -37,6 +44,8 @@ static int run_command(const cli_command *c, int argc, char **argv) {
     } else if (args.help) {
         cli_print_command_help(stdout, c);
         status = CLI_OK;
+    } else if (!check_environment(&err)) {
+        status = cli_complain(CLI_FAILED, "%s", err.message);
     } else {
         cli_terminal_quiet(args.quiet);
         status = c->run(&args);

@@ -375,8 +375,8 @@ void gpu_replay_destroy(gpu_replay *r);
 
 /* ---- debugging (debug.c) ----------------------------------------------------------------------------------------- */
 
-/* SLUICE_DEBUG, or what the options say. */
-int gpu_debug_level(int asked);
+/* SLUICE_DEBUG, or what the options say; false: it is no level. */
+bool gpu_debug_level(int asked, int *level, sl_error *err);
 void gpu_debugf(const sl_gpu *g, int level, const char *fmt, ...) SL_PRINTF(3, 4);
 void gpu_debug_pipeline(const gpu_pipeline *p);
 void gpu_debug_list(const gpu_list *l, const gpu_stream *s);

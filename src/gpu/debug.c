@@ -5,12 +5,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-int gpu_debug_level(int asked) {
-    const char *word = getenv("SLUICE_DEBUG");
-    if (asked != 0 || !word)
-        return asked > 0 ? asked : 0;
-    int level = atoi(word);
-    return level < 0 ? 0 : level > 5 ? 5 : level;
+enum { MOST_LEVEL = 5 };
+
+bool gpu_env_digit(const char *variable, int most, int *out, sl_error *err) {
+    const char *word = getenv(variable);
+    *out = 0;
+    if (!word || !*word)
+        return true;
+    if (word[1] || word[0] < '0' || word[0] > '0' + most)
+        return sl_fail(err, SL_ERR_ARGUMENT, "%s: \"%.32s\", expected a number from 0 to %d", variable, word, most);
+    *out = word[0] - '0';
+    return true;
+}
+
+bool gpu_debug_level(int asked, int *level, sl_error *err) {
+    if (asked == 0)
+        return gpu_env_digit("SLUICE_DEBUG", MOST_LEVEL, level, err);
+    *level = asked < 0 ? 0 : asked > MOST_LEVEL ? MOST_LEVEL : asked;
+    return true;
 }
 
 void gpu_debugf(const sl_gpu *g, int level, const char *fmt, ...) {

@@ -15,6 +15,9 @@
 
 typedef struct gpu_device gpu_device; /* an implementation's own; begins with gpu_device_base */
 
+/* A number of one digit from an environment variable; unset or empty: 0. False: it is no number, or above most. */
+bool gpu_env_digit(const char *variable, int most, int *out, sl_error *err);
+
 /* Filled by open. */
 typedef struct gpu_device_base {
     const struct gpu_driver *driver;

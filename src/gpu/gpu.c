@@ -121,13 +121,16 @@ static sl_log log_of(const sl_gpu_options *o, int debug) {
 }
 
 sl_gpu *gpu_open_driver(const gpu_driver *driver, int index, const sl_gpu_options *options, sl_error *err) {
+    int debug;
+    if (!gpu_debug_level(options->debug, &debug, err))
+        return NULL;
     sl_gpu *g = calloc(1, sizeof *g);
     if (!g)
         return sl_fail_null(err, SL_ERR_MEMORY, "out of memory for a device");
     init_locks(g);
     g->driver = driver;
     g->check = options->check;
-    g->debug = gpu_debug_level(options->debug);
+    g->debug = debug;
     g->log = log_of(options, g->debug);
     g->process = (long)getpid();
     g->cache_dir = gpu_cache_dir(options->cache_dir);

@@ -1,5 +1,6 @@
 """What comes with the program: completions, manual, installation, and the checks themselves."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -67,6 +68,40 @@ def test_manual_names_every_command_and_option(run, repo):
     known = {o for c in commands(run) for o in options_of(run, c)} | {"version", "memory"}
     for option in re.findall(r"^ --([a-z0-9-]+)", page, re.M):
         assert option in known, f"--{option} is in the manual only"
+
+
+def variables_read(repo):
+    """Names of environment variables in the source: given to getenv, to what calls it, or defined for it."""
+    names = set()
+    for path in sorted(repo.glob("src/**/*.[ch]")):
+        text = path.read_text()
+        names |= set(re.findall(r'(?:getenv|gpu_env_digit)\("(\w+)"', text)) | set(re.findall(r'#define \w+_VARIABLE +"(\w+)"', text))
+        if path.name == "locate_stores.c":
+            names |= set(re.findall(r'\{"([A-Z_]+)", (?:NULL|")', text))
+    return names
+
+
+def test_manual_names_every_variable_that_is_read_and_no_other(repo):
+    section = (repo / "docs/sluice.1").read_text().split(".SH ENVIRONMENT")[1].split(".SH ")[0]
+    named = {n for line in re.findall(r"^\.B ([A-Z_, ]+)$", section, re.M) for n in line.split(", ")}
+    read = variables_read(repo)
+    assert {"HF_HUB_CACHE", "SLUICE_DEBUG", "SLUICE_CUDA_LIBRARY", "SLUICE_METAL_SERVICE"} <= read
+    assert named == read
+
+
+@pytest.mark.parametrize("name, value, expected", [
+    ("SLUICE_DEBUG", "abc", 'sluice: SLUICE_DEBUG: "abc", expected a number from 0 to 5\n'),
+    ("SLUICE_DEBUG", "7", 'sluice: SLUICE_DEBUG: "7", expected a number from 0 to 5\n'),
+    ("SLUICE_SYSTEM_ROOT", "/no/such", 'sluice: SLUICE_SYSTEM_ROOT: "/no/such" is not a directory\n'),
+    ("SLUICE_CUDA_LIBRARY", "/no/such", "sluice: no NVIDIA driver here: SLUICE_CUDA_LIBRARY: /no/such: "),
+    ("SLUICE_METAL_LIBRARY", "/no/such", "sluice: Metal is not on this system: /no/such: "),
+])
+def test_a_variable_that_makes_no_sense_is_not_passed_over(run, repo, name, value, expected):
+    device = {"SLUICE_CUDA_LIBRARY": "cuda", "SLUICE_METAL_LIBRARY": "metal"}.get(name, "soft")
+    model = repo / "tests/golden/arch/qwen3_moe-mlx4"
+    done = run("run", model, "x", "--raw", "-n", 1, "--device", device, check=False, env={**os.environ, name: value})
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith(expected) and done.stderr.count("\n") == 1
 
 
 def test_manual_renders_without_warnings(repo):

@@ -28,15 +28,21 @@ static const symbol driver_symbols[] = {CUDA_FUNCTIONS(CUDA_SYMBOL)};
 static const symbol nvrtc_symbols[] = {NVRTC_FUNCTIONS(CUDA_SYMBOL)};
 #undef CUDA_SYMBOL
 
-/* The first that there is. */
-static void *open_first(const char *variable, const char *const *names) {
+/* What the variable names, else the first that there is. NULL: an error that begins with `lacking`. */
+static void *open_first(const char *variable, const char *const *names, const char *lacking, const char *nowhere,
+                        sl_error *err) {
     const char *named = getenv(variable);
-    if (named && *named)
-        return dlopen(named, RTLD_NOW | RTLD_LOCAL);
     void *library = NULL;
+    if (named && *named) {
+        library = dlopen(named, RTLD_NOW | RTLD_LOCAL);
+        const char *why = library ? NULL : dlerror();
+        if (!library)
+            sl_fail(err, SL_ERR_UNSUPPORTED, "%s: %s: %s", lacking, variable, why ? why : named);
+        return library;
+    }
     for (; *names && !library; names++)
         library = dlopen(*names, RTLD_NOW | RTLD_LOCAL);
-    return library;
+    return library ? library : sl_fail_null(err, SL_ERR_UNSUPPORTED, "%s: %s", lacking, nowhere);
 }
 
 static bool find_symbols(cuda_api *api, void *library, const symbol *s, size_t n, const char *what, sl_error *err) {
@@ -50,9 +56,10 @@ static bool find_symbols(cuda_api *api, void *library, const symbol *s, size_t n
 }
 
 static bool open_driver(cuda_api *api, sl_error *err) {
-    api->driver = open_first(CUDA_DRIVER_VARIABLE, driver_names);
+    api->driver =
+        open_first(CUDA_DRIVER_VARIABLE, driver_names, "no NVIDIA driver here", "libcuda.so.1 is not found", err);
     if (!api->driver)
-        return sl_fail(err, SL_ERR_UNSUPPORTED, "no NVIDIA driver here: libcuda.so.1 is not found");
+        return false;
     /* The version first: an old driver is told by its number, not by what it lacks. */
     *(void **)&api->driver_version = dlsym(api->driver, "cuDriverGetVersion");
     if (!api->driver_version || api->driver_version(&api->driver_number) != CUDA_OK)
@@ -64,12 +71,12 @@ static bool open_driver(cuda_api *api, sl_error *err) {
 }
 
 static bool open_nvrtc(cuda_api *api, sl_error *err) {
-    api->nvrtc_library = open_first(CUDA_NVRTC_VARIABLE, nvrtc_names);
+    api->nvrtc_library = open_first(
+        CUDA_NVRTC_VARIABLE, nvrtc_names, "cuda: no NVRTC here, which compiles kernels",
+        "libnvrtc.so is neither on the loader's path nor in /usr/local/cuda (" CUDA_NVRTC_VARIABLE " may name it)",
+        err);
     if (!api->nvrtc_library)
-        return sl_fail(
-            err, SL_ERR_UNSUPPORTED,
-            "cuda: no NVRTC here, which compiles kernels: libnvrtc.so is neither on the loader's path nor in "
-            "/usr/local/cuda (" CUDA_NVRTC_VARIABLE " may name it)");
+        return false;
     if (!find_symbols(api, api->nvrtc_library, nvrtc_symbols, SL_COUNT(nvrtc_symbols), "NVRTC", err))
         return false;
     if (api->nvrtc.version(&api->nvrtc_major, &api->nvrtc_minor) != 0)

@@ -147,7 +147,8 @@ static bool open_in_pool(gpu_device *d, const gpu_open *o, sl_error *err) {
         return false;
     read_abilities(d);
     open_residency(d);
-    metal_service_open(d);
+    if (!metal_service_open(d, err))
+        return false;
     metal_archive_open(d, o->cache_dir);
     return true;
 }

@@ -140,8 +140,8 @@ bool metal_library_markers(const void *bytes, size_t size);
 void metal_compiled_forget(gpu_device *d);
 
 /* Asks the system's compiler directly, only where SLUICE_METAL_SERVICE=1 asks for it and a first compile shows that it
- * works. */
-void metal_service_open(gpu_device *d);
+ * works. False: the variable is neither 0 nor 1. */
+bool metal_service_open(gpu_device *d, sl_error *err);
 void metal_service_close(gpu_device *d);
 bool metal_service_compile(gpu_device *d, const char *text, size_t size, bool fast_math, sl_buf *out);
 

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SERVICE_VARIABLE "SLUICE_METAL_SERVICE"
-
 static const char framework[] = "/System/Library/PrivateFrameworks/MTLCompiler.framework/MTLCompiler";
 
 enum { REQUEST_COMPILE = 13, BLOCK_IS_GLOBAL = 1 << 28 };
@@ -98,10 +96,12 @@ static bool self_test(gpu_device *d) {
     return ok;
 }
 
-void metal_service_open(gpu_device *d) {
-    const char *wanted = getenv(SERVICE_VARIABLE);
-    if (!wanted || strcmp(wanted, "1") != 0)
-        return;
+bool metal_service_open(gpu_device *d, sl_error *err) {
+    int wanted;
+    if (!gpu_env_digit("SLUICE_METAL_SERVICE", 1, &wanted, err))
+        return false;
+    if (!wanted)
+        return true;
     if (!d->api.stand_in)
         dlopen(framework, RTLD_NOW | RTLD_LOCAL); /* stays: it cannot be unloaded */
     void *create = metal_api_symbol(&d->api, "MTLCodeGenServiceCreate");
@@ -115,6 +115,7 @@ void metal_service_open(gpu_device *d) {
         metal_service_close(d);
     sl_logf(&d->base.log, SL_LOG_INFO, "metal: the system's compiler service is %s",
             d->service.handle ? "in use" : "not usable here");
+    return true;
 }
 
 void metal_service_close(gpu_device *d) {

@@ -36,7 +36,7 @@ static int driver_again(void **state) {
 }
 
 static void cuda_says_what_is_missing(void **state) {
-    expect_open_fails("cuda", SL_ERR_UNSUPPORTED, "no NVIDIA driver here: libcuda.so.1 is not found");
+    expect_open_fails("cuda", SL_ERR_UNSUPPORTED, "no NVIDIA driver here: SLUICE_CUDA_LIBRARY: /no/such/libcuda.so.1");
     expect_open_fails("cuda:1", SL_ERR_UNSUPPORTED, "no NVIDIA driver here");
 }
 
@@ -88,13 +88,24 @@ static void failed_open_leaves_nothing(void **state) {
 }
 
 static void debug_level_comes_from_the_environment(void **state) {
+    static const char *const wrong[] = {"x", "99", "-1", "1 ", "2.5", "6", "abc"};
+    sl_error err = {0};
+    int level = -1;
     setenv("SLUICE_DEBUG", "1", 1);
-    assert_int_equal(gpu_debug_level(0), 1);
-    assert_int_equal(gpu_debug_level(3), 3);
-    setenv("SLUICE_DEBUG", "99", 1);
-    assert_int_equal(gpu_debug_level(0), 5);
-    setenv("SLUICE_DEBUG", "x", 1);
-    assert_int_equal(gpu_debug_level(0), 0);
+    assert_true(gpu_debug_level(0, &level, &err) && level == 1);
+    assert_true(gpu_debug_level(3, &level, &err) && level == 3);
+    assert_true(gpu_debug_level(9, &level, &err) && level == 5);
+    setenv("SLUICE_DEBUG", "", 1);
+    assert_true(gpu_debug_level(0, &level, &err) && level == 0);
+    for (size_t i = 0; i < SL_COUNT(wrong); i++) {
+        setenv("SLUICE_DEBUG", wrong[i], 1);
+        assert_true(gpu_debug_level(-1, &level, &err) && level == 0); /* not looked at */
+        assert_false(gpu_debug_level(0, &level, &err));
+        expect_error(&err, SL_ERR_ARGUMENT, "SLUICE_DEBUG");
+        expect_error(&err, SL_ERR_ARGUMENT, "expected a number from 0 to 5");
+        assert_null(fake_open("", &err));
+        fake_expect_nothing_alive();
+    }
     unsetenv("SLUICE_DEBUG");
 }
 

@@ -262,7 +262,13 @@ static void a_compiler_service_that_fails_its_trial_is_left_alone(void **state) 
     driver->close(d);
     unsetenv("SLUICE_METAL_SERVICE"); /* and it is not tried unasked */
     driver->close(metal_open_device(NULL));
+    setenv("SLUICE_METAL_SERVICE", "0", 1);
+    driver->close(metal_open_device(NULL));
     assert_int_equal(metal->services_used, 1);
+    setenv("SLUICE_METAL_SERVICE", "yes", 1);
+    assert_null(driver->open(&(gpu_open){.index = -1}, &err));
+    assert_string_equal(err.message, "SLUICE_METAL_SERVICE: \"yes\", expected a number from 0 to 1");
+    unsetenv("SLUICE_METAL_SERVICE");
 }
 
 /* ---- pipelines -----------------------------------------------------------------------------------------------------

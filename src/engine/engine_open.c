@@ -274,13 +274,12 @@ static bool measure_experts(sl_engine *e, bool direct, engine_plan_input *in, ui
 static bool measure_scratch(sl_engine *e, const numerics *n, uint64_t *bytes, sl_error *err) {
     sl_mem *mem = sl_mem_new(UINT64_MAX / 2, engine_slab_size(0), err);
     sl_ops *ops = mem ? open_ops(e, mem, n, err) : NULL;
-    if (ops) {
-        *bytes = sl_model_scratch_bytes(e->model, ops, e->max_rows, e->max_outs);
+    *bytes = ops ? sl_model_scratch_bytes(e->model, ops, e->max_rows, e->max_outs, err) : 0;
+    if (ops)
         snprintf(e->isa, sizeof e->isa, "%s", sl_ops_isa(ops));
-    }
     sl_ops_free(ops);
     sl_mem_free(mem);
-    return ops != NULL;
+    return *bytes != 0;
 }
 
 /* Scratch of a step with this chunk, and what goes with it. */

@@ -11,11 +11,6 @@ sl_view area_take(area *a, int64_t cols) {
     return v;
 }
 
-sl_view area_take_source(area *a, int64_t cols) {
-    a->widest = cols > a->widest ? (int32_t)cols : a->widest;
-    return area_take(a, cols);
-}
-
 const sl_weight *block_optional(const resident *r) {
     return r->tensor ? &r->weight : NULL;
 }

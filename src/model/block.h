@@ -11,12 +11,9 @@ typedef struct area {
     sl_buffer buffer;
     uint64_t bytes; /* taken so far */
     int32_t max_rows;
-    int32_t widest; /* columns of the widest row that a product reads */
 } area;
 
-/* A view of max_rows rows; the second kind is read by a product. */
-sl_view area_take(area *a, int64_t cols);
-sl_view area_take_source(area *a, int64_t cols);
+sl_view area_take(area *a, int64_t cols); /* of max_rows rows */
 
 /* The pass being recorded. */
 typedef struct recorder {

@@ -45,10 +45,8 @@ typedef struct views {
 
 static views take_views(const sl_model *m, area *a) {
     const widths w = widths_of(m);
-    return (views){.q = area_take(a, w.q_product),
-                   .k = area_take(a, w.kv),
-                   .v = area_take(a, w.kv),
-                   .mixed = area_take_source(a, w.q)};
+    return (views){
+        .q = area_take(a, w.q_product), .k = area_take(a, w.kv), .v = area_take(a, w.kv), .mixed = area_take(a, w.q)};
 }
 
 static void take(const sl_model *m, area *a) {

@@ -93,7 +93,7 @@ static views take_views(const sl_model *m, area *a) {
     return (views){.qkv = area_take(a, w.channels),
                    .beta = area_take(a, heads),
                    .alpha = area_take(a, heads),
-                   .z = area_take_source(a, w.value)};
+                   .z = area_take(a, w.value)};
 }
 
 static void take(const sl_model *m, area *a) {

@@ -15,13 +15,13 @@ static bool resolve(sl_model *m, int32_t layer, sl_error *err) {
 }
 
 static void take(const sl_model *m, area *a) {
-    area_take_source(a, m->config.ffn);
+    area_take(a, m->config.ffn);
 }
 
 static void record(const sl_model *m, const recorder *rec, int32_t layer) {
     const resident *r = m->layers[layer].r;
     area own = rec->own;
-    sl_view inner = area_take_source(&own, m->config.ffn);
+    sl_view inner = area_take(&own, m->config.ffn);
     const sl_linear down = {rec->residual, &r[ROLE_DOWN].weight, NULL, true};
     sl_op_gate_up(rec->program, inner, rec->normed, &r[ROLE_GATE].weight, &r[ROLE_UP].weight);
     sl_op_linear(rec->program, inner, &down, 1);

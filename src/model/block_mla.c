@@ -49,22 +49,15 @@ typedef struct views {
     sl_view values;          /* [rows][heads][value] */
 } views;
 
-/* int8 rows of a product per head are each rounded up. */
-static sl_view take_heads(area *a, int32_t heads, int32_t dim) {
-    int64_t rounded = (int64_t)heads * (int64_t)sl_round_up((uint64_t)dim, 64) * 2;
-    a->widest = rounded > a->widest ? (int32_t)sl_min_i64(rounded, INT32_MAX) : a->widest;
-    return area_take_source(a, (int64_t)heads * dim);
-}
-
 static views take_views(const sl_model *m, area *a) {
     const sl_model_config *c = &m->config;
-    views v = {.q = take_heads(a, c->heads, c->qk_nope + c->qk_rope)};
+    views v = {.q = area_take(a, (int64_t)c->heads * (c->qk_nope + c->qk_rope))};
     if (c->q_lora)
-        v.narrow = area_take_source(a, c->q_lora);
+        v.narrow = area_take(a, c->q_lora);
     v.key = area_take(a, c->kv_lora + c->qk_rope);
     v.absorbed = area_take(a, (int64_t)c->heads * (c->kv_lora + c->qk_rope));
-    v.mixed = take_heads(a, c->heads, c->kv_lora);
-    v.values = area_take_source(a, (int64_t)c->heads * c->v_dim);
+    v.mixed = area_take(a, (int64_t)c->heads * c->kv_lora);
+    v.values = area_take(a, (int64_t)c->heads * c->v_dim);
     return v;
 }
 

@@ -49,8 +49,9 @@ bool sl_model_set_top_k(sl_model *m, int32_t top_k, sl_error *err);
 uint64_t sl_model_resident_bytes(const sl_model *m); /* as loaded into slabs */
 uint64_t sl_model_token_bytes(const sl_model *m);    /* of them, what the step of one token reads */
 uint64_t sl_model_expert_bytes(const sl_model *m);   /* of all routed experts on disk */
-/* Scratch of a forward pass over max_rows rows of which max_outs want logits. */
-uint64_t sl_model_scratch_bytes(const sl_model *m, const sl_ops *ops, int32_t max_rows, int32_t max_outs);
+/* Scratch that loading takes for a forward pass over max_rows rows of which max_outs want logits; before or after
+ * loading. 0: an error. */
+uint64_t sl_model_scratch_bytes(const sl_model *m, sl_ops *ops, int32_t max_rows, int32_t max_outs, sl_error *err);
 bool sl_model_kv_layout(const sl_model *m, sl_kv_format format, sl_kv_layout *out,
                         sl_error *err); /* derived fields not yet set */
 /* Recurrent state of a sequence (keeps: sl_state_keeps); layers 0 where the model has none. Derived fields not yet

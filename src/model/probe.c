@@ -198,34 +198,38 @@ static uint64_t state_slabs(const sl_state_layout *s) {
     return s->layers ? ((uint64_t)s->layers + (uint64_t)s->blocks_per_slab - 1) / (uint64_t)s->blocks_per_slab : 0;
 }
 
-static uint64_t probe_bytes(const probe *p, const sl_ops *ops, sl_kv_format format) {
+/* UINT64_MAX: it cannot be recorded. */
+static uint64_t probe_bytes(const probe *p, sl_ops *ops, sl_kv_format format, sl_error *err) {
     sl_kv_layout kv;
     sl_state_layout state;
-    uint64_t slab = slab_bytes(p, format, &kv, &state, NULL);
-    return p->m.resident_bytes + p->expert_bytes + (slab ? slab * (1 + state_slabs(&state)) : 0) +
-           sl_model_scratch_bytes(&p->m, ops, 1, 1) + ROUNDING;
+    uint64_t slab = slab_bytes(p, format, &kv, &state, NULL), scratch = sl_model_scratch_bytes(&p->m, ops, 1, 1, err);
+    if (!scratch)
+        return UINT64_MAX;
+    return p->m.resident_bytes + p->expert_bytes + (slab ? slab * (1 + state_slabs(&state)) : 0) + scratch + ROUNDING;
 }
 
 /* As many layers as fit, at least one of each mixer; then as many experts. */
-static bool choose_layout(probe *p, const sl_model *from, bool moe, const sl_ops *ops, sl_kv_format format,
-                          uint64_t room, sl_error *err) {
+static bool choose_layout(probe *p, const sl_model *from, bool moe, sl_ops *ops, sl_kv_format format, uint64_t room,
+                          sl_error *err) {
     int32_t kind = moe ? from->config.moe_layers : from->config.layers - from->config.moe_layers,
             unit = pattern(from, moe), n = kind / unit, least = moe ? from->config.top_k : 0,
             experts = from->config.experts;
     lay_out(p, from, moe, unit, least);
-    uint64_t one = probe_bytes(p, ops, format), most = one + BEYOND_CACHES;
+    uint64_t one = probe_bytes(p, ops, format, err), most = one + BEYOND_CACHES;
+    if (one == UINT64_MAX)
+        return false;
     if (one > room)
         return sl_fail(err, SL_ERR_BUDGET, "%llu bytes are needed to measure %d layers", (unsigned long long)one,
                        p->m.config.layers);
     most = most < room ? most : room;
     for (;; n = n > 8 ? n * 7 / 8 : n - 1) {
         lay_out(p, from, moe, n * unit, least);
-        if (n == 1 || probe_bytes(p, ops, format) <= most)
+        if (n == 1 || probe_bytes(p, ops, format, NULL) <= most)
             break;
     }
     for (int32_t spare = experts; moe && spare > least; spare = spare * 3 / 4) {
         lay_out(p, from, moe, n * unit, spare);
-        if (probe_bytes(p, ops, format) <= most)
+        if (probe_bytes(p, ops, format, NULL) <= most)
             return true;
     }
     lay_out(p, from, moe, n * unit, least);

@@ -3,29 +3,28 @@
 
 /* What lies outside of blocks, and where blocks' own activations begin. */
 typedef struct activations {
-    recorder r;  /* without its program */
-    sl_view out; /* [outs][hidden] */
-    area whole;  /* bytes and widest row of all of it */
+    recorder r;     /* without its program */
+    sl_view out;    /* [outs][hidden] */
+    uint64_t bytes; /* of all of it */
 } activations;
 
 /* Blocks' activations lie in one place, since one block runs at a time. */
 static void take_blocks(const sl_model *m, activations *a) {
-    a->whole = a->r.own;
+    a->bytes = a->r.own.bytes;
     for (int32_t l = 0; l < m->config.layers; l++) {
         const block *const blocks[] = {m->layers[l].mixer, m->layers[l].ffn};
         for (size_t i = 0; i < SL_COUNT(blocks); i++) {
             area own = a->r.own;
             blocks[i]->take(m, &own);
-            a->whole.bytes = own.bytes > a->whole.bytes ? own.bytes : a->whole.bytes;
-            a->whole.widest = own.widest > a->whole.widest ? own.widest : a->whole.widest;
+            a->bytes = own.bytes > a->bytes ? own.bytes : a->bytes;
         }
     }
 }
 
 static activations lay_out(const sl_model *m, sl_buffer buffer, int32_t max_rows, int32_t max_outs) {
     area all = {.buffer = buffer, .max_rows = max_rows}, outs = {.buffer = buffer, .max_rows = max_outs};
-    activations a = {.r = {.residual = area_take_source(&all, m->config.hidden)}};
-    a.r.normed = area_take_source(&all, m->config.hidden);
+    activations a = {.r = {.residual = area_take(&all, m->config.hidden)}};
+    a.r.normed = area_take(&all, m->config.hidden);
     outs.bytes = all.bytes;
     a.out = area_take(&outs, m->config.hidden);
     a.out.rows = SL_ROWS_OUT;
@@ -36,7 +35,7 @@ static activations lay_out(const sl_model *m, sl_buffer buffer, int32_t max_rows
 }
 
 uint64_t model_view_bytes(const sl_model *m, int32_t max_rows, int32_t max_outs) {
-    return lay_out(m, 0, max_rows, max_outs).whole.bytes;
+    return lay_out(m, 0, max_rows, max_outs).bytes;
 }
 
 static void record_layer(const sl_model *m, const recorder *r, int32_t layer) {
@@ -63,14 +62,13 @@ bool model_accepted(const sl_model *m, const sl_ops *ops, sl_error *err) {
     return true;
 }
 
-bool model_record(sl_model *m, int32_t max_rows, int32_t max_outs, sl_error *err) {
-    m->scratch = sl_ops_scratch(m->ops, model_view_bytes(m, max_rows, max_outs), err);
-    if (!m->scratch)
-        return false;
-    sl_program *p = m->program = sl_program_new(m->ops, max_rows, max_outs, err);
+/* Records the pass over views in `scratch`; errors are kept in the program. NULL: an error. */
+static sl_program *record_pass(const sl_model *m, sl_ops *ops, sl_buffer scratch, int32_t max_rows, int32_t max_outs,
+                               sl_error *err) {
+    sl_program *p = sl_program_new(ops, max_rows, max_outs, err);
     if (!p)
-        return false;
-    activations a = lay_out(m, m->scratch, max_rows, max_outs);
+        return NULL;
+    activations a = lay_out(m, scratch, max_rows, max_outs);
     a.r.program = p;
     const resident *head = m->global[ROLE_HEAD].tensor ? &m->global[ROLE_HEAD] : &m->global[ROLE_EMBED];
     sl_op_embed(p, a.r.residual, &m->global[ROLE_EMBED].weight);
@@ -79,20 +77,23 @@ bool model_record(sl_model *m, int32_t max_rows, int32_t max_outs, sl_error *err
     sl_op_gather_outs(p, a.out, a.r.residual);
     sl_op_rms_norm(p, a.out, a.out, &m->global[ROLE_FINAL_NORM].weight, m->config.norm_eps);
     sl_op_logits(p, a.out, &head->weight);
-    return sl_program_end(p, err);
+    return p;
 }
 
-uint64_t sl_model_scratch_bytes(const sl_model *m, const sl_ops *ops, int32_t max_rows, int32_t max_outs) {
-    const sl_model_config *c = &m->config;
-    activations a = lay_out(m, 0, max_rows, max_outs);
-    sl_moe moe = {0};
-    for (int32_t l = c->layers - 1; l >= 0; l--)
-        if (m->layers[l].moe)
-            moe = block_moe_op(m, l);
-    sl_delta delta = {0};
-    for (int32_t l = 0; l < c->layers; l++)
-        if (m->layers[l].mixer == &block_delta)
-            delta = block_delta_op(m, l);
-    return a.whole.bytes + sl_ops_scratch_bytes(ops, max_rows, c->hidden, a.whole.widest, c->moe_layers ? &moe : NULL,
-                                                c->heads, c->head_dim, c->delta_layers ? &delta : NULL);
+bool model_record(sl_model *m, int32_t max_rows, int32_t max_outs, sl_error *err) {
+    m->scratch = sl_ops_scratch(m->ops, model_view_bytes(m, max_rows, max_outs), err);
+    if (m->scratch)
+        m->program = record_pass(m, m->ops, m->scratch, max_rows, max_outs, err);
+    return m->program && sl_program_end(m->program, err);
+}
+
+/* The pass is recorded as it will be run, without anything in memory, and thrown away. */
+uint64_t sl_model_scratch_bytes(const sl_model *m, sl_ops *ops, int32_t max_rows, int32_t max_outs, sl_error *err) {
+    sl_program *p = record_pass(m, ops, 0, max_rows, max_outs, err);
+    uint64_t own = p ? sl_program_scratch_bytes(p, err) : 0;
+    sl_program_free(p);
+    if (own)
+        return sl_round_up(model_view_bytes(m, max_rows, max_outs), 4096) + own;
+    sl_fail_prefix(err, "%s", sl_ckpt_path(m->ckpt));
+    return 0;
 }

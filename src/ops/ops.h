@@ -353,10 +353,10 @@ sl_buffer sl_ops_wrap(sl_ops *ops, void *base, uint64_t bytes, sl_error *err);
 void sl_ops_unwrap(sl_ops *ops, sl_buffer b);
 /* Scratch for views of a program, from the budget. */
 sl_buffer sl_ops_scratch(sl_ops *ops, uint64_t bytes, sl_error *err);
-/* Bytes of scratch the implementation itself takes for a program over max_rows rows (activations in int8, moe,
- * attention, delta); moe, delta NULL: the program has none. */
-uint64_t sl_ops_scratch_bytes(const sl_ops *ops, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
-                              int32_t heads, int32_t head_dim, const sl_delta *delta);
+/* Bytes of scratch that sl_program_end will take for the implementation itself (activations in int8 or halves, moe,
+ * attention, delta), where the ops run no other program. For a program that was recorded but not ended: weights, views
+ * and frequencies need not be in memory, only their sizes count. 0: an error while recording. */
+uint64_t sl_program_scratch_bytes(const sl_program *p, sl_error *err);
 /* Can such operations be recorded? Asked before anything is loaded: only their sizes count. NULL: there is none. */
 bool sl_ops_accepts(const sl_ops *ops, const sl_attention *a, const sl_moe *moe, const sl_delta *delta, sl_error *err);
 void sl_ops_set_experts(sl_ops *ops, const sl_expert_source *source);

@@ -195,9 +195,8 @@ static bool cpu_prepare(sl_ops *ops, sl_program *p, sl_error *err) {
 }
 static void cpu_discard(sl_ops *ops, sl_program *p) {}
 
-static uint64_t cpu_scratch_bytes_for(const sl_ops *ops, int32_t max_rows, int32_t hidden, int32_t widest,
-                                      const sl_moe *moe, int32_t heads, int32_t head_dim, const sl_delta *delta) {
-    return cpu_scratch_need((const sl_ops_cpu *)ops, max_rows, hidden, widest, moe, heads, head_dim, delta);
+static uint64_t cpu_scratch_bytes_for(const sl_ops *ops, const sl_program *p) {
+    return cpu_scratch_need((const sl_ops_cpu *)ops, p);
 }
 
 static void cpu_times(const sl_ops *ops, sl_ops_times *out) {

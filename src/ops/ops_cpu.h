@@ -113,8 +113,7 @@ sl_matrix ops_matrix(const sl_ops_cpu *o, const sl_weight *w);
 
 /* ops_cpu_scratch.c */
 bool cpu_scratch_fit(sl_ops_cpu *o, const sl_program *p, sl_error *err);
-uint64_t cpu_scratch_need(const sl_ops_cpu *o, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
-                          int32_t heads, int32_t head_dim, const sl_delta *delta);
+uint64_t cpu_scratch_need(const sl_ops_cpu *o, const sl_program *p);
 void *cpu_thread_scratch(const sl_ops_cpu *o, int worker);
 
 /* ops_cpu_linear.c: products, several matrices over one source cut into equal pieces for the pool. */

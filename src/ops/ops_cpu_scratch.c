@@ -118,11 +118,21 @@ static void measure_op(const sl_ops_cpu *o, scratch_extent *e, int64_t rows, con
 }
 
 /* Programs that were fitted before stay runnable: the extents only grow. */
-bool cpu_scratch_fit(sl_ops_cpu *o, const sl_program *p, sl_error *err) {
-    scratch_extent e = o->scratch.extent;
+static scratch_extent measure(const sl_ops_cpu *o, scratch_extent e, const sl_program *p) {
     widen(&e.rows, p->max_rows);
     for (size_t i = 0; i < p->count; i++)
         measure_op(o, &e, p->max_rows, &p->list[i]);
+    return e;
+}
+
+uint64_t cpu_scratch_need(const sl_ops_cpu *o, const sl_program *p) {
+    scratch_extent e = measure(o, (scratch_extent){0}, p);
+    cpu_scratch s = {0};
+    return lay_out(o, &e, NULL, &s);
+}
+
+bool cpu_scratch_fit(sl_ops_cpu *o, const sl_program *p, sl_error *err) {
+    scratch_extent e = measure(o, o->scratch.extent, p);
     cpu_scratch s = {0};
     uint64_t need = lay_out(o, &e, NULL, &s);
     if (need > o->scratch.bytes) {
@@ -138,21 +148,6 @@ bool cpu_scratch_fit(sl_ops_cpu *o, const sl_program *p, sl_error *err) {
     o->scratch.extent = e;
     lay_out(o, &e, o->scratch.span, &o->scratch);
     return true;
-}
-
-/* Before anything is recorded the number of KV heads is not known here: the worst of the possible ones counts. */
-uint64_t cpu_scratch_need(const sl_ops_cpu *o, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
-                          int32_t heads, int32_t head_dim, const sl_delta *delta) {
-    scratch_extent e = {.rows = max_rows, .sum = hidden, .widest = widest};
-    for (int32_t group = 1; group <= heads; group++)
-        if (heads % group == 0)
-            measure_attention(&e, group, head_dim);
-    if (moe)
-        measure_moe(o, &e, max_rows, hidden, moe);
-    if (delta)
-        measure_delta(&e, delta);
-    cpu_scratch s = {0};
-    return sl_round_up(lay_out(o, &e, NULL, &s), 4096);
 }
 
 void *cpu_thread_scratch(const sl_ops_cpu *o, int worker) {

@@ -147,9 +147,8 @@ static bool gpu_prepare(sl_ops *ops, sl_program *p, sl_error *err) {
 
 static void gpu_discard(sl_ops *ops, sl_program *p) {}
 
-static uint64_t gpu_scratch_bytes_for(const sl_ops *ops, int32_t max_rows, int32_t hidden, int32_t widest,
-                                      const sl_moe *moe, int32_t heads, int32_t head_dim, const sl_delta *delta) {
-    return gpu_scratch_need(max_rows, hidden, widest, moe, heads, head_dim, delta);
+static uint64_t gpu_scratch_bytes_for(const sl_ops *ops, const sl_program *p) {
+    return gpu_scratch_need(p);
 }
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */

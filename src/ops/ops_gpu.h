@@ -114,8 +114,8 @@ typedef struct gpu_pipe {
 
 /* What programs need room for; the most of each. */
 typedef struct gpu_extent {
-    int64_t rows, widest, inner, hidden, pairs, experts, top_k, tiles, heads, head_dim, shared, layers /* of MoE */,
-        delta_layers, delta_heads /* of layers that take rows by chunks */;
+    int64_t rows, widest, inner, hidden, pairs, experts, top_k, tiles, heads, head_dim, shared, up /* of any FFN */,
+        layers /* of MoE */, delta_layers, delta_heads /* of layers that take rows by chunks */;
 } gpu_extent;
 
 /* Scratch of the implementation, all in one span. */
@@ -453,8 +453,7 @@ bool gpu_op_is_idle(const gpu_run *r, const op *o);
 bool gpu_check_combined(gpu_run *r);
 bool gpu_check_status(gpu_run *r, int32_t layer, const uint8_t *status);
 bool gpu_scratch_fit(sl_ops_gpu *o, const sl_program *p, sl_error *err);
-uint64_t gpu_scratch_need(int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe, int32_t heads,
-                          int32_t head_dim, const sl_delta *delta);
+uint64_t gpu_scratch_need(const sl_program *p);
 uint64_t gpu_step_bytes(int64_t rows, int64_t pages, int64_t states);
 /* Writes the step buffer. */
 bool gpu_step_fill(gpu_run *r);

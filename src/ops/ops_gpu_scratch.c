@@ -4,7 +4,7 @@
 #include <string.h>
 
 /* KV pages that the sequences of a step may have together: 4,096 is 262,144 tokens. */
-enum { STEP_PAGES = 4096, LAYERS_GUESS = 128 /* of MoE or delta, where they are not known yet */ };
+enum { STEP_PAGES = 4096 };
 
 typedef struct cursor {
     uint8_t *base; /* NULL: only counts */
@@ -51,7 +51,7 @@ static uint64_t lay_out(const gpu_extent *e, uint8_t *base, gpu_scratch *s) {
     s->out = take(&c, pairs * (uint64_t)e->hidden * f);
     s->done = take(&c, pairs);
     s->shared_inner = take(&c, rows * (uint64_t)e->shared * f);
-    s->shared_up = take(&c, rows * (uint64_t)e->shared * f);
+    s->shared_up = take(&c, rows * (uint64_t)e->up * f);
     s->shared_out = take(&c, rows * (uint64_t)e->hidden * f);
     s->shared_gate = take(&c, rows * f);
     s->delta_pairs = take(&c, delta_places(e->rows) * (uint64_t)e->delta_heads * SL_DELTA_PAIRS * f);
@@ -70,6 +70,7 @@ static void measure_moe(gpu_extent *e, int64_t rows, int64_t hidden, const sl_mo
     widen(&e->hidden, hidden);
     widen(&e->widest, hidden);
     widen(&e->shared, m->shared[SL_PROJ_GATE].matrix.rows);
+    widen(&e->up, m->shared[SL_PROJ_GATE].matrix.rows);
     widen(&e->widest, m->shared[SL_PROJ_GATE].matrix.rows);
 }
 
@@ -83,7 +84,7 @@ static void measure_op(gpu_extent *e, const sl_program *p, const op *o) {
     if (o->kind == OP_LINEAR || o->kind == OP_GATE_UP || o->kind == OP_LOGITS) /* what may become half */
         widen(&e->widest, o->src.cols);
     if (o->kind == OP_GATE_UP)
-        widen(&e->shared, o->dst.stride);
+        widen(&e->up, o->dst.stride);
     else if (o->kind == OP_MOE)
         measure_moe(e, p->max_rows, o->dst.cols, &o->u.moe);
     else if (o->kind == OP_DELTA)
@@ -94,10 +95,10 @@ static void measure_op(gpu_extent *e, const sl_program *p, const op *o) {
     }
 }
 
-bool gpu_scratch_fit(sl_ops_gpu *o, const sl_program *p, sl_error *err) {
-    gpu_extent e = o->scratch.extent;
-    widen(&e.rows, p->max_rows);
+/* Programs that were fitted before stay runnable: the extents only grow. */
+static gpu_extent measure(gpu_extent e, const sl_program *p) {
     int64_t layers = 0, delta_layers = 0;
+    widen(&e.rows, p->max_rows);
     for (size_t i = 0; i < p->count; i++) {
         measure_op(&e, p, &p->list[i]);
         layers += p->list[i].kind == OP_MOE;
@@ -105,6 +106,17 @@ bool gpu_scratch_fit(sl_ops_gpu *o, const sl_program *p, sl_error *err) {
     }
     widen(&e.layers, layers);
     widen(&e.delta_layers, delta_layers);
+    return e;
+}
+
+uint64_t gpu_scratch_need(const sl_program *p) {
+    gpu_extent e = measure((gpu_extent){0}, p);
+    gpu_scratch s = {0};
+    return lay_out(&e, NULL, &s);
+}
+
+bool gpu_scratch_fit(sl_ops_gpu *o, const sl_program *p, sl_error *err) {
+    gpu_extent e = measure(o->scratch.extent, p);
     gpu_scratch s = {0};
     uint64_t need = lay_out(&e, NULL, &s);
     if (need > o->scratch.bytes) {
@@ -122,20 +134,4 @@ bool gpu_scratch_fit(sl_ops_gpu *o, const sl_program *p, sl_error *err) {
     o->scratch.epoch++;
     lay_out(&e, o->scratch.span, &o->scratch);
     return true;
-}
-
-/* Before anything is recorded the vocabulary and the outputs are not known here: the caller counts logits once, which
- * is where the CPU writes them; `widest` covers the dense FFN's inner rows. */
-uint64_t gpu_scratch_need(int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe, int32_t heads,
-                          int32_t head_dim, const sl_delta *delta) {
-    gpu_extent e = {.rows = max_rows, .hidden = hidden, .widest = widest, .heads = heads, .head_dim = head_dim};
-    e.shared = widest;
-    e.layers = moe ? LAYERS_GUESS : 0;
-    e.delta_layers = delta ? LAYERS_GUESS : 0;
-    if (moe)
-        measure_moe(&e, max_rows, hidden, moe);
-    if (delta)
-        measure_delta(&e, delta);
-    gpu_scratch s = {0};
-    return sl_round_up(lay_out(&e, NULL, &s), 4096);
 }

@@ -38,6 +38,8 @@ bool sl_program_end(sl_program *p, sl_error *err) {
             *err = p->error;
         return false;
     }
+    if (p->sizes_only)
+        return sl_fail(err, SL_ERR_ARGUMENT, "recording attention: no frequencies for its rotation");
     p->ready = p->ops->table->prepare(p->ops, p, err);
     return p->ready;
 }
@@ -172,8 +174,11 @@ static const float *own_frequencies(sl_program *p, const sl_rope *rope) {
         return NULL;
     }
     p->owned = list;
-    if (bytes)
+    if (rope->inv_freq)
         memcpy(copy, rope->inv_freq, bytes);
+    else
+        memset(copy, 0, bytes);
+    p->sizes_only = p->sizes_only || (bytes && !rope->inv_freq);
     return p->owned[p->owned_count++] = copy;
 }
 
@@ -406,9 +411,12 @@ sl_buffer sl_ops_scratch(sl_ops *o, uint64_t bytes, sl_error *err) {
     return o->table->scratch(o, bytes, err);
 }
 
-uint64_t sl_ops_scratch_bytes(const sl_ops *o, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
-                              int32_t heads, int32_t head_dim, const sl_delta *delta) {
-    return o->table->scratch_bytes(o, max_rows, hidden, widest, moe, heads, head_dim, delta);
+uint64_t sl_program_scratch_bytes(const sl_program *p, sl_error *err) {
+    if (p->error.code == SL_OK)
+        return sl_round_up(p->ops->table->scratch_bytes(p->ops, p), 4096);
+    if (err)
+        *err = p->error;
+    return 0;
 }
 
 bool sl_ops_accepts(const sl_ops *o, const sl_attention *a, const sl_moe *moe, const sl_delta *delta, sl_error *err) {

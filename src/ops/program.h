@@ -71,8 +71,9 @@ struct sl_program {
     float **owned; /* inv_freq arrays */
     size_t owned_count, owned_capacity;
     int32_t max_rows, max_outs;
-    sl_error error; /* the first recording error */
-    bool ready;     /* ended without error */
+    sl_error error;  /* the first recording error */
+    bool sizes_only; /* frequencies are missing: it can be measured, but not run */
+    bool ready;      /* ended without error */
 };
 
 /* What an implementation provides. Every sl_ops begins with this. */
@@ -83,8 +84,7 @@ typedef struct sl_ops_table {
     sl_buffer (*wrap)(sl_ops *ops, void *base, uint64_t bytes, sl_error *err);
     void (*unwrap)(sl_ops *ops, sl_buffer b);
     sl_buffer (*scratch)(sl_ops *ops, uint64_t bytes, sl_error *err);
-    uint64_t (*scratch_bytes)(const sl_ops *ops, int32_t max_rows, int32_t hidden, int32_t widest, const sl_moe *moe,
-                              int32_t heads, int32_t head_dim, const sl_delta *delta);
+    uint64_t (*scratch_bytes)(const sl_ops *ops, const sl_program *p);
     /* NULL: all of them */
     bool (*accepts)(const sl_attention *a, const sl_moe *moe, const sl_delta *delta, sl_error *err);
     void (*set_experts)(sl_ops *ops, const sl_expert_source *source);

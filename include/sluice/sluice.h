@@ -51,7 +51,8 @@ typedef struct sl_engine_options {
     /* Loading and prefill progress; called from the loading or scheduler thread. done and total are bytes or tokens. */
     void (*progress)(void *user, sl_stage stage, uint64_t done, uint64_t total);
     void *progress_user;
-    const char *device; /* NULL or "cpu": native; "metal", "soft", ... (see gpu.h): kernels on that device */
+    const char *device; /* NULL or "cpu": native; "metal", "cuda", "soft", ... (see gpu.h): kernels on that device;
+                           "auto": metal or cuda where one is and takes the model, else the CPU */
     uint64_t reserve;   /* of the budget, bytes that the caller takes for itself: counted in the least, too */
     bool whole_context; /* the least holds a whole context; else a sequence may end early under a small budget */
     bool timing;        /* a device tells its phases apart, at the price of a command buffer for each */
@@ -65,6 +66,9 @@ typedef struct sl_engine_options {
     const char *calibration;
     double read_timeout; /* seconds after which a read of an expert counts as failed; 0: 30 */
     const char *faults;  /* for tests: what is to go wrong with reads of experts; NULL: nothing. See docs/faults.md */
+    /* Of a device with memory of its own (cuda): bytes that may be taken of it for weights, KV, scratch and experts; 0:
+     * what is free less a margin. memory is then the ceiling of the host's. An error on any other device. */
+    uint64_t vram;
 } sl_engine_options;
 #define SL_ENGINE_OPTIONS_INIT                                                                                         \
     { .size = sizeof(sl_engine_options) }
@@ -101,6 +105,11 @@ typedef struct sl_engine_info {
     uint64_t read_piece;               /* bytes; 0: the reader's usual */
     bool read_direct;
     char reader_why[128]; /* where that comes from, in words */
+    char device[32];      /* "cpu", "metal", "cuda", "soft" */
+    char device_why[512]; /* how "auto" came to it; "" where it was named */
+    /* Of a device with memory of its own, else 0: what may be taken of it, the least that runs, what holds every
+     * expert, what was free; experts that have room there. */
+    uint64_t vram, least_vram, full_vram, free_vram, vram_slots;
 } sl_engine_info;
 
 /* Fills *info (info->size set by the caller). */
@@ -138,6 +147,9 @@ typedef struct sl_stats {
     uint64_t gpu_phase_ns;        /* sum of a device's phases by its own clock; 0: they are not told apart */
     uint64_t time_delta_ns;       /* recurrent layers, without their products */
     uint64_t memory_given_back;   /* bytes of expert slots that memory pressure took so far (memory 0) */
+    /* Of a device with memory of its own: bytes taken of it now and at most, and slots for experts there; experts that
+     * were asked for and there; those that had to be brought, and bytes copied for them. */
+    uint64_t vram_used, vram_peak, vram_slots, vram_hits, vram_misses, vram_copied;
 } sl_stats;
 SL_API void sl_engine_get_stats(const sl_engine *e, sl_stats *stats); /* since the last reset */
 SL_API void sl_engine_reset_stats(sl_engine *e);

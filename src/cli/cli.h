@@ -34,7 +34,7 @@ typedef struct cli_args {
     const char *operand[3];
     int operands;
     /* engine */
-    uint64_t memory; /* 0: automatic */
+    uint64_t memory, vram; /* 0: automatic */
     int threads, context, chunk, max_slots, experts_per_token, read_depth;
     const char *kv_type, *numeric, *isa, *reader, *device;
     bool buffered, verify_reads;
@@ -88,6 +88,7 @@ typedef enum cli_kind {
     CLI_U64,    /* uint64_t */
     CLI_REAL,   /* double in [least, most] */
     CLI_MEMORY, /* uint64_t bytes: 6G, 512M, 50%, auto */
+    CLI_BYTES,  /* the same without shares of the host's memory */
     CLI_TEXT,   /* const char * */
     CLI_CHOICE, /* const char *, one of `value` (words joined by |) */
     CLI_LEVEL,  /* sl_log_level, by name */
@@ -229,6 +230,8 @@ void cli_close(const cli_args *a, sl_engine *e);
 /* Whether prefill progress is shown; off at first. */
 void cli_show_prefill(bool shown);
 void cli_get_info(const sl_engine *e, sl_engine_info *info);
+/* A line about the memory of a GPU that has its own; elsewhere none. */
+void cli_print_vram(FILE *f, const char *label, const sl_engine_info *i);
 
 /* Prompt: argument, file or standard input; allocated, NUL-terminated; an empty one is an error. text may be NULL.
  * chomp: one newline that ends a file or standard input is left out. */

@@ -8,7 +8,7 @@ json_t *cli_info_json(const sl_engine_info *i) {
         "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s," /* path..approximation */
         " s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i,"
         " s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:I, s:i, s:I, s:b, "
-        "s:s}",
+        "s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I}",
         "path", i->path, "container", i->container, "architecture", i->architecture, "formats", i->formats, "numeric",
         i->numeric, "isa", i->isa, "reader", i->reader, "kv_type", i->kv_type, "approximation",
         i->approximation, //
@@ -25,7 +25,9 @@ json_t *cli_info_json(const sl_engine_info *i) {
         (json_int_t)i->kv_tokens, "least_kv_tokens", (json_int_t)i->least_kv_tokens, "state_bytes_per_sequence",
         (json_int_t)i->state_bytes_per_sequence, "linear_layers", i->linear_layers, "disk_bytes",
         (json_int_t)i->disk_bytes, "read_depth", i->read_depth, "read_piece", (json_int_t)i->read_piece, "read_direct",
-        i->read_direct, "reader_why", i->reader_why);
+        i->read_direct, "reader_why", i->reader_why, "device", i->device, "device_why", i->device_why, //
+        "vram", (json_int_t)i->vram, "least_vram", (json_int_t)i->least_vram, "full_vram", (json_int_t)i->full_vram,
+        "free_vram", (json_int_t)i->free_vram, "vram_slots", (json_int_t)i->vram_slots);
 }
 
 static void print_model(const sl_engine_info *i) {
@@ -65,6 +67,18 @@ static void print_reading(const sl_engine_info *i) {
     printf("%s\n", i->reader_why);
 }
 
+void cli_print_vram(FILE *f, const char *label, const sl_engine_info *i) {
+    char vram[16], least[16], full[16], room[16];
+    if (!i->vram)
+        return;
+    fprintf(f, "%sbudget %s of the GPU's (least %s, full %s), %s are free there", label, cli_size(i->vram, vram),
+            cli_size(i->least_vram, least), cli_size(i->full_vram, full), cli_size(i->free_vram, room));
+    if (i->experts > 0)
+        fprintf(f, ": room for %llu of %llu experts", (unsigned long long)i->vram_slots,
+                (unsigned long long)i->experts * (unsigned long long)i->moe_layers);
+    fprintf(f, "%s\n", i->vram < i->least_vram ? ": less than the least, it does not run here" : "");
+}
+
 static void print_memory(const sl_engine_info *i) {
     char least[16], suggested[16], full[16], memory[16], kv[16], scratch[16], state[16];
     printf("memory      least %s (for %d tokens of context), suggested %s, full %s\n", cli_size(i->least_memory, least),
@@ -83,8 +97,11 @@ static void print_memory(const sl_engine_info *i) {
     if (i->state_bytes_per_sequence)
         printf("; recurrent state %s per sequence", cli_size(i->state_bytes_per_sequence, state));
     printf("; scratch %s\n", cli_size(i->scratch_bytes, scratch));
+    cli_print_vram(stdout, "vram        ", i);
     printf("runs        numeric %s on %s, %d threads%s%s\n", i->numeric, i->isa, i->threads,
            i->reader[0] ? ", reader " : "", i->reader);
+    if (i->device_why[0])
+        printf("            device auto: %s (%s)\n", i->device, i->device_why);
     if (i->reader[0])
         print_reading(i);
 }

@@ -196,6 +196,7 @@ static void print_fit(const sl_engine_info *i) {
         printf(",\n  experts %s: slots for %llu of %llu", cli_size(slots, d), (unsigned long long)i->slots,
                (unsigned long long)i->experts * (unsigned long long)i->moe_layers);
     printf("\n");
+    cli_print_vram(stdout, "vram      ", i);
 }
 
 static void print_forecast(const plan *p, const forecast *f) {

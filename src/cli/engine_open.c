@@ -80,6 +80,7 @@ static sl_engine_options engine_options(const cli_args *a, bool plan_only) {
     sl_engine_options o = SL_ENGINE_OPTIONS_INIT;
     o.model = a->operand[0];
     o.memory = a->memory;
+    o.vram = a->vram;
     o.reserve = a->reserve;
     o.whole_context = a->whole_context;
     o.threads = a->threads;

@@ -22,6 +22,20 @@ static void print_speed(FILE *f, const char *name, uint64_t tokens, uint64_t ns)
             ratio((double)tokens, seconds(ns)));
 }
 
+/* Of a device's own memory. */
+static void print_vram(FILE *f, const sl_stats *s, const sl_engine_info *info) {
+    char now[16], budget[16], copied[16];
+    uint64_t asked = s->vram_hits + s->vram_misses;
+    if (!info->vram)
+        return;
+    fprintf(f, "vram      peak %s of budget %s", cli_size(s->vram_peak, now), cli_size(info->vram, budget));
+    if (info->experts > 0)
+        fprintf(f, "; slots for %llu experts, hit rate %.1f %% of %llu, %s copied there",
+                (unsigned long long)s->vram_slots, 100 * ratio((double)s->vram_hits, (double)asked),
+                (unsigned long long)asked, cli_size(s->vram_copied, copied));
+    fprintf(f, "\n");
+}
+
 static void print_experts(FILE *f, const sl_stats *s, const sl_engine_info *info) {
     char read[16], one[16];
     uint64_t asked = s->expert_hits + s->expert_misses;
@@ -80,15 +94,27 @@ void cli_print_figures(FILE *f, const sl_engine *e) {
     print_device(f, &s);
     fprintf(f, "memory    peak %s of budget %s; process peak %s\n", cli_size(s.memory_peak, peak),
             cli_size(s.memory_budget, budget), cli_size(s.rss_peak, rss));
+    print_vram(f, &s, &info);
     if (s.memory_given_back)
         fprintf(f, "          %s of expert slots given back under memory pressure\n",
                 cli_size(s.memory_given_back, given));
+    if (info.device_why[0])
+        fprintf(f, "device    auto: %s (%s)\n", info.device, info.device_why);
     fprintf(f, "as        %s, numeric %s on %s, %d threads, KV %s", info.formats, info.numeric, info.isa, info.threads,
             info.kv_type);
     if (info.experts > 0)
         fprintf(f, ", %d of %d experts per token, reader %s", info.experts_per_token, info.experts, info.reader);
     fprintf(f, "%s%s\n", info.approximation[0] ? "; APPROXIMATION: " : "", info.approximation);
     fflush(f);
+}
+
+static json_t *vram_json(const sl_stats *s, const sl_engine_info *info) {
+    if (!info->vram)
+        return json_null();
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "budget", (json_int_t)info->vram, "peak",
+                     (json_int_t)s->vram_peak, "slots", (json_int_t)s->vram_slots, "expert_hits",
+                     (json_int_t)s->vram_hits, "expert_misses", (json_int_t)s->vram_misses, "bytes_copied",
+                     (json_int_t)s->vram_copied);
 }
 
 static json_t *phases_json(const sl_stats *s) {
@@ -112,10 +138,11 @@ json_t *cli_figures_json(const sl_engine *e) {
                                 seconds(s.gpu_ns), "phases", phases_json(&s))
                     : json_null();
     return json_pack(
-        "{s:o, s:I, s:f, s:f, s:I, s:f, s:f, s:I, s:I, s:o, s:I, s:f, s:I, s:I, s:I, s:s, s:s, s:i, s:s, s:s, s:i, "
-        "s:s}", //
-        "device", device, "prefill_tokens", (json_int_t)s.prompt_tokens, "prefill_seconds", seconds(s.prompt_ns),
-        "prefill_tokens_per_second", ratio((double)s.prompt_tokens, seconds(s.prompt_ns)), //
+        "{s:o, s:o, s:I, s:f, s:f, s:I, s:f, s:f, s:I, s:I, s:o, s:I, s:f, s:I, s:I, s:I, s:s, s:s, s:i, s:s, s:s, "
+        "s:i, s:s}", //
+        "device", device, "vram", vram_json(&s, &info), "prefill_tokens", (json_int_t)s.prompt_tokens,
+        "prefill_seconds", seconds(s.prompt_ns), "prefill_tokens_per_second",
+        ratio((double)s.prompt_tokens, seconds(s.prompt_ns)), //
         "decode_tokens", (json_int_t)s.decode_tokens, "decode_seconds", seconds(s.decode_ns),
         "decode_tokens_per_second", ratio((double)s.decode_tokens, seconds(s.decode_ns)), //
         "expert_hits", (json_int_t)s.expert_hits, "expert_misses", (json_int_t)s.expert_misses, "hit_rate",

@@ -10,6 +10,9 @@
 const cli_option cli_engine_options[] = {
     {"memory", 'm', CLI_MEMORY, AT(memory), 0, 0, "SIZE",
      "ceiling on all memory the process makes the machine hold: 6G, 512M, 50%, auto (default)"},
+    {"vram", 0, CLI_BYTES, AT(vram), 0, 0, "SIZE",
+     "of a GPU with memory of its own (cuda): ceiling on what is taken of it for weights, KV, scratch and experts: 6G, "
+     "512M, auto (default: what is free, less a margin); --memory is then the host's"},
     {"ctx", 'c', CLI_INT, AT(context), 1, 1 << 24, "N",
      "tokens a sequence may hold (default: the model's, at most 4096)"},
     {"threads", 't', CLI_INT, AT(threads), 1, 1024, "N", "threads that compute (default: one per core)"},
@@ -17,8 +20,9 @@ const cli_option cli_engine_options[] = {
     {"numeric", 0, CLI_CHOICE, AT(numeric), 0, 0, "q8|exact",
      "q8: activations rounded to 8 bits (default); exact: float32 scalar, slow, the oracle"},
     {"isa", 0, CLI_CHOICE, AT(isa), 0, 0, "scalar|avx2|avx512|neon", "instruction set (default: the best there is)"},
-    {"device", 0, CLI_TEXT, AT(device), 0, 0, "cpu|metal|soft[:N]",
-     "what computes (default: cpu); soft runs the GPU's kernels on the CPU: slow, for tests"},
+    {"device", 0, CLI_TEXT, AT(device), 0, 0, "cpu|auto|metal|cuda[:N]|soft[:N]",
+     "what computes (default: cpu); auto takes metal or cuda where one is and takes the model, and --verbose says why; "
+     "soft runs the GPU's kernels on the CPU: slow, for tests"},
     {"reader", 0, CLI_CHOICE, AT(reader), 0, 0, "auto|uring|pread",
      "how experts are read (default: auto, as 'sluice doctor' found it)"},
     {"read-depth", 0, CLI_INT, AT(read_depth), 1, 4096, "N", "reads in flight (default: as 'sluice doctor' found it)"},
@@ -27,7 +31,7 @@ const cli_option cli_engine_options[] = {
      "compare every expert that is read from a pack with its checksum"},
     {"direct", 0, CLI_CHOICE, AT(direct), 0, 0, "auto|on|off",
      "read experts with O_DIRECT or through the page cache (default: auto, as 'sluice doctor' found it)"},
-    {"read-piece", 0, CLI_MEMORY, AT(read_piece), 0, 0, "SIZE",
+    {"read-piece", 0, CLI_BYTES, AT(read_piece), 0, 0, "SIZE",
      "split larger reads into pieces of SIZE, a multiple of 4K (default: auto)"},
     {"read-timeout", 0, CLI_REAL, AT(read_timeout), 0.001, 86400, "SECONDS",
      "a read of an expert that takes longer has failed (default: 30)"},

@@ -208,6 +208,9 @@ static bool store_value(const cli_option *o, const char *text, cli_args *a, sl_e
         return true;
     case CLI_MEMORY:
         return cli_parse_memory(text, field, err);
+    case CLI_BYTES:
+        return strchr(text, '%') ? sl_fail(err, SL_ERR_ARGUMENT, "'%s': expected a size like 6G or 512M, or auto", text)
+                                 : cli_parse_memory(text, field, err);
     case CLI_CHOICE:
         if (!is_word_of(o->value, text))
             return sl_fail(err, SL_ERR_ARGUMENT, "'%s': expected one of %s", text, o->value);

@@ -73,6 +73,13 @@ static void fill_settings(const sl_engine *e, sl_engine_info *i) {
     i->kv_tokens = engine_kv_room(e);
     i->least_kv_tokens = e->plan.least_kv_blocks * SL_KV_PAGE_TOKENS;
     i->state_bytes_per_sequence = engine_state_bytes(&e->state_layout);
+    engine_device_name(e, i->device, sizeof i->device);
+    snprintf(i->device_why, sizeof i->device_why, "%s", e->device_why);
+    i->vram = e->vram.limit;
+    i->least_vram = e->vram.least;
+    i->full_vram = e->vram.full;
+    i->free_vram = e->vram_room;
+    i->vram_slots = e->vram.slots;
 }
 
 bool sl_engine_get_info(const sl_engine *e, sl_engine_info *info) {
@@ -135,6 +142,12 @@ static void fill_steps(const sl_engine *e, sl_stats *s) {
     s->gpu_waits = t->gpu_waits - u->gpu_waits;
     s->gpu_wait_ns = t->gpu_wait_time - u->gpu_wait_time;
     s->gpu_hidden_waits = t->gpu_hidden_waits - u->gpu_hidden_waits;
+    s->vram_used = t->vram;
+    s->vram_peak = t->vram_peak;
+    s->vram_slots = t->vram_slots;
+    s->vram_hits = t->vram_hits - u->vram_hits;
+    s->vram_misses = t->vram_misses - u->vram_misses;
+    s->vram_copied = t->vram_copied - u->vram_copied;
 }
 
 void sl_engine_get_stats(const sl_engine *e, sl_stats *stats) {

@@ -142,24 +142,6 @@ static bool open_model(sl_engine *e, sl_error *err) {
     return set_sizes(e, err) && open_tokenizer(e, err);
 }
 
-/* ---- device ------------------------------------------------------------------------------------------------------ */
-
-static bool wants_gpu(const sl_engine_options *o) {
-    return o->device && strcmp(o->device, "cpu") != 0;
-}
-
-static bool open_device(sl_engine *e, sl_error *err) {
-    if (!wants_gpu(&e->options))
-        return true;
-    sl_gpu_options o = SL_GPU_OPTIONS_INIT;
-    o.device = e->options.device;
-    o.log = e->options.log;
-    o.log_user = e->options.log_user;
-    o.log_level = e->options.log_level;
-    e->gpu = sl_gpu_open(&o, err);
-    return e->gpu != NULL;
-}
-
 /* ---- numerics --------------------------------------------------------------------------------------------------- */
 
 typedef struct numerics {
@@ -178,10 +160,10 @@ static bool choose_numerics(sl_engine *e, numerics *out, sl_error *err) {
     if (!choose("kv_type", wanted, kinds, SL_COUNT(kinds), &kind, err))
         return false;
     *out = (numerics){mode == 1 ? SL_NUMERIC_EXACT : SL_NUMERIC_Q8, formats[kind]};
-    if (wants_gpu(&e->options) && (mode == 1 || e->options.isa))
+    if (e->gpu && (mode == 1 || e->options.isa))
         return sl_fail(err, SL_ERR_ARGUMENT, "numeric exact and isa are of the CPU: device %s computes in its own way",
                        e->options.device);
-    snprintf(e->numeric, sizeof e->numeric, "%s", wants_gpu(&e->options) ? "gpu" : modes[mode]);
+    snprintf(e->numeric, sizeof e->numeric, "%s", e->gpu ? "gpu" : modes[mode]);
     snprintf(e->kv_type, sizeof e->kv_type, "%s", kinds[kind]);
     return true;
 }
@@ -205,7 +187,7 @@ static sl_reader *open_reader(sl_engine *e, engine_wrap_reader wrap, void *user,
     if (!choose("prefetch", e->options.prefetch, guesses, SL_COUNT(guesses), &guess, err))
         return NULL;
     e->prefetch = prefetch[guess];
-    if (wants_gpu(&e->options)) { /* which is given work before anybody could guess, and counts on slots that stay */
+    if (e->gpu) { /* which is given work before anybody could guess, and counts on slots that stay */
         if (e->prefetch == SL_PREFETCH_ROUTER)
             return sl_fail_null(err, SL_ERR_ARGUMENT, "prefetch router is of the CPU: device %s does not guess",
                                 e->options.device);
@@ -236,6 +218,7 @@ static uint64_t later_bytes(const sl_engine *e) {
 /* The model's expert layers as the store wants them. */
 static bool list_experts(sl_engine *e, int32_t *n, sl_error *err) {
     const sl_model_experts *x = sl_model_expert_layers(e->model, n);
+    free(e->expert_layers);
     e->expert_layers = calloc((size_t)*n + 1, sizeof *e->expert_layers);
     for (int32_t i = 0; e->expert_layers && i < *n; i++) {
         int32_t layer = 0;
@@ -358,7 +341,7 @@ static bool plan_budget(sl_engine *e, const numerics *n, bool direct, sl_kv_layo
     if (!choose_chunk(e, n, &in, err) || !sl_model_kv_layout(e->model, n->kv, kv, err) ||
         !sl_kv_layout_init(kv, engine_slab_size(ENGINE_SLAB_SIZES - 1), err))
         return false;
-    sl_model_state(e->model, sl_state_keeps(wants_gpu(&e->options), n->numeric == SL_NUMERIC_EXACT), &e->state_layout);
+    sl_model_state(e->model, sl_state_keeps(e->gpu != NULL, n->numeric == SL_NUMERIC_EXACT), &e->state_layout);
     if (e->state_layout.layers && !sl_state_layout_init(&e->state_layout, engine_slab_size(ENGINE_SLAB_SIZES - 1), err))
         return false;
 #ifdef __GLIBC__
@@ -375,11 +358,13 @@ static bool plan_budget(sl_engine *e, const numerics *n, bool direct, sl_kv_layo
     in.state_blocks = e->state_layout.layers;
     in.context_blocks = (e->context + SL_KV_PAGE_TOKENS - 1) / SL_KV_PAGE_TOKENS;
     bool ok = measure_experts(e, direct, &in, &slot_bytes, err);
+    in.most_slab = engine_device_most_slab(e, &in);
     if (ok) {
         /* What is called the least runs: where the chunk's scratch is what does not fit, a smaller one will. */
         while (!(ok = make_plan(e, &in, err)) && e->plan.budget >= e->plan.least && shrink_chunk(e, n, &in))
             ;
     }
+    ok = ok && engine_device_plan(e, &in, err);
     e->scratch_bytes = in.scratch;
     for (int32_t i = 0; slot_bytes && i < in.layers; i++)
         e->slot_bytes = slot_bytes[i] > e->slot_bytes ? slot_bytes[i] : e->slot_bytes;
@@ -470,13 +455,17 @@ static bool load(sl_engine *e, const numerics *n, sl_error *err) {
     if (!e->ops)
         return false;
     sl_ops_set_timing(e->ops, e->options.timing);
+    sl_ops_set_vram(e->ops, &(sl_ops_vram){.limit = e->vram.limit, .keep = e->vram.keep});
     engine_activity_set(&e->activity, ENGINE_LOADING, 0);
     return sl_model_load(e->model, e->mem, e->ops, e->max_rows, e->max_outs, load_progress, e, err) &&
            open_kv(e, err) && engine_state_open(e, err);
 }
 
 static void log_opened(const sl_engine *e) {
-    char budget[32], slab[32];
+    char budget[32], slab[32], vram[32];
+    if (e->vram_apart)
+        sl_logf(&e->log, SL_LOG_INFO, "%s: GPU memory %s, room for %llu expert slots there", e->path,
+                engine_size_text(vram, sizeof vram, e->vram.limit), (unsigned long long)e->vram.slots);
     sl_logf(&e->log, SL_LOG_INFO,
             "%s: budget %s, slabs of %s, room for %llu expert slots; numeric %s on %s, %d threads", e->path,
             engine_size_text(budget, sizeof budget, e->plan.budget),
@@ -493,37 +482,49 @@ static void log_opened(const sl_engine *e) {
 
 /* A device computes only so many rows each by itself: as many sequences are decoded at once, unless asked otherwise. */
 static void set_few_rows(sl_engine *e) {
-    if (!e->gpu)
-        return;
-    e->few_rows = SL_GPU_FEW_ROWS;
+    e->few_rows = e->gpu ? SL_GPU_FEW_ROWS : 0;
     if (!e->options.max_sequences)
-        e->max_sequences = SL_GPU_FEW_ROWS;
+        e->max_sequences = e->gpu ? SL_GPU_FEW_ROWS : DEFAULT_SEQUENCES;
     set_chunk(e, e->chunk);
 }
 
-/* Everything from the numerics on; the reader is opened first, because what slots need depends on it. */
-static bool open_rest(sl_engine *e, engine_wrap_reader wrap, void *user, sl_error *err) {
-    numerics n;
+/* What must be known before memory is taken; the reader is opened first, because what slots need depends on it. */
+static bool plan_all(sl_engine *e, numerics *n, sl_reader **reader, engine_wrap_reader wrap, void *user,
+                     sl_error *err) {
     bool moe = sl_model_config_get(e->model)->moe_layers > 0;
-    if (!moe && e->options.faults)
-        return sl_fail(err, SL_ERR_ARGUMENT, "faults: %s has no experts that could be read wrongly", e->path);
-    if (!choose_numerics(e, &n, err))
-        return false;
-    e->pool = sl_pool_new(e->threads, err);
-    if (!e->pool || !open_device(e, err))
+    if (!choose_numerics(e, n, err))
         return false;
     set_few_rows(e);
-    sl_reader *reader = moe ? open_reader(e, wrap, user, err) : NULL;
-    if (moe && !reader)
+    *reader = moe ? open_reader(e, wrap, user, err) : NULL;
+    if (moe && !*reader)
         return false;
-    bool ok = plan_budget(e, &n, reader && reader->direct, &e->kv_layout, err);
-    if (ok && !e->options.plan_only)
-        ok = load(e, &n, err);
+    bool ok = plan_budget(e, n, *reader && (*reader)->direct, &e->kv_layout, err);
+    if (!ok && *reader)
+        (*reader)->close(*reader);
+    return ok;
+}
+
+static bool open_rest(sl_engine *e, engine_wrap_reader wrap, void *user, sl_error *err) {
+    numerics n;
+    sl_reader *reader = NULL;
+    sl_error why = {0};
+    if (!sl_model_config_get(e->model)->moe_layers && e->options.faults)
+        return sl_fail(err, SL_ERR_ARGUMENT, "faults: %s has no experts that could be read wrongly", e->path);
+    e->pool = sl_pool_new(e->threads, err);
+    if (!e->pool || !engine_device_open(e, err))
+        return false;
+    if (!plan_all(e, &n, &reader, wrap, user, &why) &&
+        !(engine_device_decline(e, why.message) && plan_all(e, &n, &reader, wrap, user, &why))) {
+        if (err)
+            *err = why;
+        return false;
+    }
+    bool ok = e->options.plan_only || load(e, &n, err);
     if (reader && (!ok || e->options.plan_only))
         reader->close(reader);
     if (!ok || e->options.plan_only)
         return ok;
-    if (moe && !open_experts(e, reader, err))
+    if (reader && !open_experts(e, reader, err))
         return false;
     e->forward = (engine_forward){model_forward, e->model};
     if (!engine_core_start(e, err))

@@ -44,9 +44,24 @@ static uint64_t total_slots(const engine_plan_input *in) {
     return (uint64_t)in->layers * (uint64_t)in->experts;
 }
 
-static bool possible(const engine_plan_input *in, int i) {
+static bool holds_blocks(const engine_plan_input *in, int i) {
     return engine_slab_size(i) >= in->kv_block && engine_slab_size(i) >= in->state_block &&
            (in->layers == 0 || in->least_experts[i] > 0);
+}
+
+uint64_t engine_plan_least_slab(const engine_plan_input *in) {
+    for (int i = 0; i < ENGINE_SLAB_SIZES; i++)
+        if (holds_blocks(in, i))
+            return engine_slab_size(i);
+    return 0;
+}
+
+/* Of those that are larger than most_slab the smallest is possible where no other is. */
+static bool possible(const engine_plan_input *in, int i) {
+    bool smaller = false;
+    for (int k = 0; k < i; k++)
+        smaller |= holds_blocks(in, k);
+    return holds_blocks(in, i) && (!in->most_slab || !smaller || engine_slab_size(i) <= in->most_slab);
 }
 
 /* Slabs that hold every expert: those of one slot size share slabs. */
@@ -203,7 +218,7 @@ static bool too_small(const engine_plan_input *in, const engine_plan *p, sl_erro
 
 bool engine_plan_make(const engine_plan_input *in, uint64_t budget, engine_plan *out, sl_error *err) {
     *out = (engine_plan){.budget = budget};
-    if (!possible(in, ENGINE_SLAB_SIZES - 1))
+    if (!holds_blocks(in, ENGINE_SLAB_SIZES - 1))
         return sl_fail(err, SL_ERR_UNSUPPORTED,
                        "an expert of %llu bytes, a KV block of %llu or a block of recurrent state of %llu is larger "
                        "than a slab of %llu bytes",

@@ -13,6 +13,7 @@
 #include "engine/pressure.h"
 #include "engine/sampler.h"
 #include "engine/state.h"
+#include "engine/vram.h"
 
 #include <pthread.h>
 
@@ -54,6 +55,19 @@ void engine_seq_release(sl_seq *s);
 
 /* calibrate.c: how experts are read, from the options and from what was measured of their disk. Fills e->reading. */
 bool engine_choose_reading(sl_engine *e, sl_reader_kind kind, sl_error *err);
+
+/* ---- device.c --------------------------------------------------------------------------------------------------- */
+
+/* Opens what the options name, or chooses; the CPU is gpu NULL. */
+bool engine_device_open(sl_engine *e, sl_error *err);
+/* Fills e->vram: what may be taken of memory that is the device's own. After the host's. */
+bool engine_device_plan(sl_engine *e, const engine_plan_input *plan, sl_error *err);
+/* The largest slab that goes well with that memory; 0: any. */
+uint64_t engine_device_most_slab(sl_engine *e, const engine_plan_input *plan);
+/* The device was chosen and turns out not to do, why says why: the CPU takes its place. false: it was asked for. */
+bool engine_device_decline(sl_engine *e, const char *why);
+/* "cuda", "cpu" */
+void engine_device_name(const sl_engine *e, char *out, size_t size);
 
 /* ---- runs: rows of one sequence that wait to be evaluated ------------------------------------------------------- */
 
@@ -205,7 +219,11 @@ struct sl_engine {
     sl_model *model;
     sl_pool *pool;
     sl_mem *mem;
-    sl_gpu *gpu; /* NULL: the CPU */
+    sl_gpu *gpu;                  /* NULL: the CPU */
+    bool device_auto, vram_apart; /* the device was chosen; it has memory of its own */
+    char device_why[512];         /* how it came to that */
+    engine_vram vram;
+    uint64_t vram_room; /* free there when it was opened */
     sl_ops *ops;
     engine_routing routing;
     sl_expert_layer *expert_layers; /* [MoE layers] */

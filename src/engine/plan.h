@@ -23,6 +23,7 @@ typedef struct engine_plan_input {
     int32_t context_blocks;
     uint64_t state_block; /* bytes of a block of recurrent state, state_blocks of which are one sequence's; 0: none */
     int32_t state_blocks;
+    uint64_t most_slab; /* larger slabs are not made where smaller ones are possible; 0: any */
     bool whole_context; /* no budget runs that cannot hold all of them */
     /* Routed experts; layers 0: a dense model. */
     int32_t layers, experts, top_k;
@@ -48,6 +49,9 @@ static inline uint64_t engine_slab_size(int i) {
  * an expert or a KV block is larger than any slab. out is complete but for slab_bytes where only the budget is too
  * small. */
 bool engine_plan_make(const engine_plan_input *in, uint64_t budget, engine_plan *out, sl_error *err);
+
+/* The smallest slab that holds an expert and the blocks; 0: none does. */
+uint64_t engine_plan_least_slab(const engine_plan_input *in);
 
 /* Bytes this process holds in memory now. */
 uint64_t engine_resident_now(void);

@@ -153,7 +153,7 @@ bool sl_model_load(sl_model *m, sl_mem *mem, sl_ops *ops, int32_t max_rows, int3
                    void (*progress)(void *, uint64_t, uint64_t), void *user, sl_error *err) {
     if (m->weights)
         return sl_fail(err, SL_ERR_ARGUMENT, "%s: the model was loaded before", sl_ckpt_path(m->ckpt));
-    if (!model_accepted(m, ops, err))
+    if (!sl_model_accepted(m, ops, err))
         return false;
     m->mem = mem;
     m->ops = ops;

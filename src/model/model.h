@@ -76,6 +76,9 @@ const char *sl_model_formats(const sl_model *m);
 /* GGUF's keys of the architecture that were not understood, "" for none: worth a warning. */
 const char *sl_model_unknown_keys(const sl_model *m);
 
+/* Are there kernels for the shapes of all its layers? Before load, which asks it too. */
+bool sl_model_accepted(const sl_model *m, const sl_ops *ops, sl_error *err);
+
 /* Reads the resident weights into spans of mem (the page cache is left as it was found), checks norms for NaN, wraps
  * them for ops and records the forward pass. progress(user, done, total) may be NULL. */
 bool sl_model_load(sl_model *m, sl_mem *mem, sl_ops *ops, int32_t max_rows, int32_t max_outs,

@@ -100,8 +100,6 @@ bool model_rope_frequencies(sl_model *m, const float *factors, sl_error *err);
 float model_attention_scale(const sl_model *m, int32_t dim);
 /* record.c: the forward pass. */
 bool model_record(sl_model *m, int32_t max_rows, int32_t max_outs, sl_error *err);
-/* Do these operations have kernels for the model's sizes? Before anything is read. */
-bool model_accepted(const sl_model *m, const sl_ops *ops, sl_error *err);
 uint64_t model_view_bytes(const sl_model *m, int32_t max_rows, int32_t max_outs);
 
 #endif

@@ -48,7 +48,7 @@ static void record_layer(const sl_model *m, const recorder *r, int32_t layer) {
     l->ffn->record(m, r, layer);
 }
 
-bool model_accepted(const sl_model *m, const sl_ops *ops, sl_error *err) {
+bool sl_model_accepted(const sl_model *m, const sl_ops *ops, sl_error *err) {
     const sl_model_config *c = &m->config;
     for (int32_t l = 0; l < c->layers; l++) {
         const model_layer *layer = &m->layers[l];

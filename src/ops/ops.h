@@ -342,6 +342,18 @@ sl_ops *sl_ops_gpu_new(sl_gpu *gpu, sl_mem *mem, sl_error *err);
  * larger step rows are computed in half tiles: other bits, but they do not depend on the step's other rows either. On
  * the CPU there is no such difference. */
 enum { SL_GPU_FEW_ROWS = 15 };
+/* What may be taken of the memory of a device that has its own; elsewhere it means nothing. */
+typedef struct sl_ops_vram {
+    uint64_t
+        limit;     /* bytes for weights, scratch, logits, KV, state and experts; 0: sl_ops_vram_share of what is free */
+    uint64_t keep; /* of them for KV and state, before experts take the rest */
+} sl_ops_vram;
+/* Before anything is loaded. */
+void sl_ops_set_vram(sl_ops *ops, const sl_ops_vram *v);
+/* What may be taken of so many free bytes without being asked: the driver needs some for code, graphs and stacks. */
+uint64_t sl_ops_vram_share(uint64_t room);
+/* Bytes of an expert's slot there; proj, alternating: as in sl_moe. */
+uint64_t sl_ops_vram_slot(const sl_matrix proj[SL_PROJ_COUNT], bool alternating);
 
 enum { SL_GPU_PIECES = 16 }; /* pieces of memory in which its kernels can see KV, state or expert slots */
 
@@ -399,6 +411,9 @@ typedef struct sl_ops_times {
      * phases above are such times too, but for expert_wait where the host has to read before the device can go on */
     uint64_t gpu_phase_time;
     uint64_t gpu_tables; /* tables of experts written for a device that was given a step whole */
+    /* of a device with memory of its own: bytes taken of it now and at most, slots for experts; of the experts that
+     * were asked for how many were there and how many were brought; bytes of those */
+    uint64_t vram, vram_peak, vram_slots, vram_hits, vram_misses, vram_copied;
 } sl_ops_times;
 void sl_ops_times_get(const sl_ops *ops, sl_ops_times *out);
 void sl_ops_times_reset(sl_ops *ops);

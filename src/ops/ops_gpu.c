@@ -142,7 +142,7 @@ static bool gpu_prepare(sl_ops *ops, sl_program *p, sl_error *err) {
     for (size_t i = 0; i < p->count; i++)
         if (!add_op(o, &p->list[i], err))
             return false;
-    return gpu_scratch_fit(o, p, err);
+    return gpu_scratch_fit(o, p, err) && gpu_bring_program(o, p, err);
 }
 
 static void gpu_discard(sl_ops *ops, sl_program *p) {}
@@ -260,6 +260,9 @@ static void gpu_times(const sl_ops *ops, sl_ops_times *out) {
     const sl_ops_gpu *o = (const sl_ops_gpu *)ops;
     *out = o->times;
     gpu_phases_fill(o, out);
+    out->vram = o->taken;
+    out->vram_peak = o->taken_most;
+    out->vram_slots = (uint64_t)gpu_tier_slots(o);
     uint64_t booked = out->attention + out->delta + out->linear + out->router + out->expert_wait + out->expert_compute +
                       out->shared + out->head;
     out->other = out->other > booked ? out->other - booked : 0;
@@ -268,6 +271,10 @@ static void gpu_times(const sl_ops *ops, sl_ops_times *out) {
 static void gpu_times_reset(sl_ops *ops) {
     self(ops)->times = (sl_ops_times){0};
     memset(self(ops)->phase_ns, 0, sizeof self(ops)->phase_ns);
+}
+
+static void gpu_set_vram(sl_ops *ops, const sl_ops_vram *v) {
+    self(ops)->may = *v;
 }
 
 static const char *gpu_isa(const sl_ops *ops) {
@@ -290,7 +297,7 @@ static void gpu_free(sl_ops *ops) {
     gpu_homes_free(o);
     gpu_tier_free(o);
     sl_gpu_stream_free(o->copies);
-    gpu_twin_free(&o->out);
+    gpu_twin_free(o, &o->out);
     free(o->kv.entry);
     free(o->state.entry);
     free(o->formats);
@@ -315,6 +322,7 @@ static const sl_ops_table table = {
     .times = gpu_times,
     .times_reset = gpu_times_reset,
     .set_timing = gpu_set_timing,
+    .set_vram = gpu_set_vram,
     .isa = gpu_isa,
     .pull = gpu_ops_pull,
     .push = gpu_ops_push,

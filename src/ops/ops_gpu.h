@@ -159,12 +159,13 @@ typedef struct sl_ops_gpu {
     size_t region_count, region_capacity;
     uint64_t unmapped; /* sl_mem_unmapped when regions were last looked through */
     gpu_slabs kv, state;
-    bool apart;             /* the device has memory of its own: weights, scratch, KV and state live there */
-    gpu_homes homes;        /* of KV and state */
-    gpu_region out;         /* the running step's logits, there */
-    struct gpu_tier *tier;  /* experts there; NULL: none */
-    sl_gpu_stream *copies;  /* of experts, beside what is computed; NULL: not yet */
-    uint64_t vram;          /* what the tier may take; 0: what there is */
+    bool apart;            /* the device has memory of its own: weights, scratch, KV and state live there */
+    gpu_homes homes;       /* of KV and state */
+    gpu_region out;        /* the running step's logits, there */
+    struct gpu_tier *tier; /* experts there; NULL: none */
+    sl_gpu_stream *copies; /* of experts, beside what is computed; NULL: not yet */
+    sl_ops_vram may;       /* be taken of the device's memory */
+    uint64_t taken, taken_most;
     uint64_t vacated;       /* sl_mem_vacated when regions were last looked through */
     bool step_told;         /* the running step's buffer has been copied there */
     kernel_format *formats; /* of the libraries */
@@ -219,6 +220,8 @@ void gpu_regions_free(sl_ops_gpu *o);
 /* Looks up slabs that came since the last time; false: they lie in more pieces than kernels can see, or an error. */
 bool gpu_slabs_resolve(sl_ops_gpu *o, gpu_slabs *s, uint8_t *const *slab, size_t count, uint64_t bytes,
                        const char *what, sl_error *err);
+/* Slab i is about to be used: on a device with memory of its own it gets a place there, if it has none yet. */
+bool gpu_slabs_settle(sl_ops_gpu *o, gpu_slabs *s, uint8_t *const *slab, size_t i, uint64_t bytes, sl_error *err);
 void gpu_slabs_forget(sl_ops_gpu *o, gpu_slabs *s);
 
 /* ---- ops_gpu_apart.c: a device with memory of its own; elsewhere all of this is nothing ---- */
@@ -226,10 +229,13 @@ void gpu_slabs_forget(sl_ops_gpu *o, gpu_slabs *s);
 /* The region's bytes in the device's memory, with the host's where they are weights; false: it has no twin, or an error
  * (err->code says so). */
 bool gpu_twin_make(sl_ops_gpu *o, gpu_region *r, sl_error *err);
-void gpu_twin_free(gpu_region *r);
+void gpu_twin_free(sl_ops_gpu *o, gpu_region *r);
 /* In the list: what the host wrote at p goes to the device; what the device wrote comes to the host. */
 bool gpu_push(gpu_run *r, const void *p, uint64_t bytes);
 bool gpu_pull(gpu_run *r, const void *p, uint64_t bytes);
+#define GPU_HOMELESS UINT64_MAX
+/* The place of a slab that has one, else GPU_HOMELESS. */
+uint64_t gpu_home_find(sl_ops_gpu *o, const gpu_slabs *s, const uint8_t *slab);
 /* The place of a slab; a new one has the bytes of the host's. */
 bool gpu_home_of(sl_ops_gpu *o, const gpu_slabs *s, const uint8_t *slab, uint64_t slab_bytes, uint64_t *entry,
                  sl_error *err);
@@ -237,15 +243,32 @@ bool gpu_home_of(sl_ops_gpu *o, const gpu_slabs *s, const uint8_t *slab, uint64_
 void gpu_homes_retell(sl_ops_gpu *o, const gpu_slabs *s);
 void gpu_homes_sweep(sl_ops_gpu *o, const gpu_slabs *s);
 void gpu_homes_free(sl_ops_gpu *o);
+uint64_t gpu_homes_bytes(const sl_ops_gpu *o);
 /* Where logits go, in the device's memory, for the step. */
 bool gpu_out_begin(gpu_run *r, const float *logits, uint64_t bytes);
 void gpu_out_end(sl_ops_gpu *o);
+/* Weights and scratch of a program are brought there, so that what does not fit is known before the first step. */
+bool gpu_bring_program(sl_ops_gpu *o, const sl_program *p, sl_error *err);
+
+/* ---- ops_gpu_room.c: how much of the device's own memory is taken ---- */
+
+/* bytes for `what`; experts give way. NULL: an error that says how much is needed and how much there is. Between steps.
+ */
+sl_gpu_buffer *gpu_room_take(sl_ops_gpu *o, uint64_t bytes, const char *what, sl_error *err);
+/* The same without anybody giving way. */
+sl_gpu_buffer *gpu_room_try(sl_ops_gpu *o, uint64_t bytes, const char *what, sl_error *err);
+void gpu_room_give(sl_ops_gpu *o, sl_gpu_buffer **b);
+/* Bytes that may still be taken. */
+uint64_t gpu_room_left(const sl_ops_gpu *o);
+
 /* ---- ops_gpu_tier.c: experts in the device's own memory ---- */
 
 /* Sized by the program's layers and the device's room; nothing where the device has no memory of its own. */
 bool gpu_tier_open(sl_ops_gpu *o, const sl_program *p, sl_error *err);
 void gpu_tier_free(sl_ops_gpu *o);
 int32_t gpu_tier_slots(const sl_ops_gpu *o);
+/* Gives its last piece of slots back; false: it keeps what one token of a layer needs. Between steps. */
+bool gpu_tier_yield(sl_ops_gpu *o);
 bool gpu_tier_complete(const sl_ops_gpu *o); /* has every expert of the model */
 /* Brings all of them, the first time, where there is room. */
 bool gpu_tier_fill(sl_ops_gpu *o, const sl_program *p, sl_error *err);

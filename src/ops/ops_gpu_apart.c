@@ -18,14 +18,14 @@ static bool is_scratch(const sl_ops_gpu *o, const uint8_t *base) {
 }
 
 static sl_gpu_buffer *zeroed(sl_ops_gpu *o, uint64_t bytes, sl_error *err) {
-    sl_gpu_buffer *b = sl_gpu_alloc(o->gpu, sl_round_up(bytes, 256), SL_GPU_PRIVATE, err);
+    sl_gpu_buffer *b = gpu_room_take(o, sl_round_up(bytes, 256), "scratch", err);
     sl_gpu_list *l = b ? sl_gpu_begin(o->stream, "zeros", err) : NULL;
     sl_gpu_ticket ticket;
     if (l && sl_gpu_encode_fill(l, b, 0, sl_round_up(bytes, 256), 0, err) && sl_gpu_submit(l, &ticket, err))
         return b;
     if (l)
         sl_gpu_list_free(l);
-    sl_gpu_buffer_free(b);
+    gpu_room_give(o, &b);
     return NULL;
 }
 
@@ -33,20 +33,48 @@ bool gpu_twin_make(sl_ops_gpu *o, gpu_region *r, sl_error *err) {
     bool weights = sl_mem_use(o->known.mem, r->base) == SL_USE_WEIGHTS, scratch = is_scratch(o, r->base);
     if (!o->apart || (!weights && !scratch))
         return true;
-    r->twin = weights ? sl_gpu_alloc(o->gpu, r->bytes, SL_GPU_PRIVATE, err) : zeroed(o, r->bytes, err);
+    r->twin = weights ? gpu_room_take(o, r->bytes, "the model's resident weights", err) : zeroed(o, r->bytes, err);
     if (!r->twin)
-        return sl_fail_prefix(err, weights ? "the model's resident weights" : "scratch");
+        return false;
     r->exchanged = r->base == o->scratch.span ? o->scratch.exchanged : 0;
     if (weights && !sl_gpu_put(r->twin, 0, r->base, r->bytes, err)) {
-        gpu_twin_free(r);
+        gpu_twin_free(o, r);
         return false;
     }
     return true;
 }
 
-void gpu_twin_free(gpu_region *r) {
-    sl_gpu_buffer_free(r->twin);
-    r->twin = NULL;
+void gpu_twin_free(sl_ops_gpu *o, gpu_region *r) {
+    gpu_room_give(o, &r->twin);
+}
+
+static bool bring(sl_ops_gpu *o, const sl_weight *w, sl_error *err) {
+    return !has_weight(w) || gpu_span_of(o, gpu_at(o, w->buffer, w->offset[0]), 1, err).buffer != NULL;
+}
+
+/* A model's weights lie in one block: those of a few operations bring all. */
+static bool bring_weights(sl_ops_gpu *o, const op *x, sl_error *err) {
+    switch (x->kind) {
+    case OP_EMBED:
+        return bring(o, &x->u.embed.table, err);
+    case OP_LINEAR:
+        return bring(o, &x->u.linear.out[0].weight, err);
+    case OP_MOE:
+        return bring(o, &x->u.moe.router, err);
+    case OP_LOGITS:
+        return bring(o, &x->u.logits.head, err);
+    default:
+        return true;
+    }
+}
+
+bool gpu_bring_program(sl_ops_gpu *o, const sl_program *p, sl_error *err) {
+    bool ok = true;
+    for (size_t i = 0; o->apart && ok && i < p->count; i++)
+        ok = bring_weights(o, &p->list[i], err);
+    for (size_t i = 0; o->apart && ok && i < o->known.span_count; i++)
+        ok = gpu_span_of(o, o->known.spans[i], 1, err).buffer != NULL;
+    return ok && (!o->apart || gpu_span_of(o, o->scratch.span, 1, err).buffer != NULL);
 }
 
 /* ---- told by commands ----------------------------------------------------------------------------------------------
@@ -77,6 +105,25 @@ bool gpu_pull(gpu_run *r, const void *p, uint64_t bytes) {
 /* ---- homes of slabs ------------------------------------------------------------------------------------------------
  */
 
+uint64_t gpu_homes_bytes(const sl_ops_gpu *o) {
+    uint64_t all = 0;
+    for (int i = 0; i < o->homes.chunks; i++)
+        all += sl_gpu_buffer_size(o->homes.chunk[i]);
+    return all;
+}
+
+/* As many slabs as there are, so that pieces stay few; fewer where there is no more. */
+static sl_gpu_buffer *take_slabs(sl_ops_gpu *o, uint64_t *slabs, sl_error *err) {
+    sl_error why = {0};
+    sl_gpu_buffer *b;
+    while (!(b = gpu_room_take(o, *slabs * o->homes.slab_bytes, "KV cache and state", &why)) && *slabs > 1 &&
+           (why.code == SL_ERR_BUDGET || why.code == SL_ERR_MEMORY))
+        *slabs /= 2;
+    if (!b && err)
+        *err = why;
+    return b;
+}
+
 static bool add_chunk(sl_ops_gpu *o, sl_error *err) {
     gpu_homes *h = &o->homes;
     uint64_t slabs = UINT64_C(1) << h->chunks;
@@ -86,9 +133,9 @@ static bool add_chunk(sl_ops_gpu *o, sl_error *err) {
     if (!sl_grow(&list, &h->capacity, h->count + slabs, sizeof *h->list))
         return sl_fail(err, SL_ERR_MEMORY, "out of memory");
     h->list = list;
-    sl_gpu_buffer *b = sl_gpu_alloc(o->gpu, slabs * h->slab_bytes, SL_GPU_PRIVATE, err);
+    sl_gpu_buffer *b = take_slabs(o, &slabs, err);
     if (!b)
-        return sl_fail_prefix(err, "KV cache");
+        return false;
     for (uint64_t i = 0; i < slabs; i++)
         h->list[h->count++] = (gpu_home){.entry = (uint64_t)h->chunks << 56 | i * h->slab_bytes};
     h->chunk[h->chunks++] = b;
@@ -120,6 +167,16 @@ static gpu_home *settle(sl_ops_gpu *o, const gpu_slabs *s, const uint8_t *slab, 
     h->host = slab;
     h->of = s;
     return h;
+}
+
+uint64_t gpu_home_find(sl_ops_gpu *o, const gpu_slabs *s, const uint8_t *slab) {
+    pthread_mutex_lock(&o->homes.lock);
+    gpu_home *h = find_home(o, s, slab);
+    if (h)
+        h->told = true;
+    uint64_t entry = h ? h->entry : GPU_HOMELESS;
+    pthread_mutex_unlock(&o->homes.lock);
+    return entry;
 }
 
 bool gpu_home_of(sl_ops_gpu *o, const gpu_slabs *s, const uint8_t *slab, uint64_t slab_bytes, uint64_t *entry,
@@ -155,7 +212,7 @@ void gpu_homes_sweep(sl_ops_gpu *o, const gpu_slabs *s) {
 
 void gpu_homes_free(sl_ops_gpu *o) {
     for (int i = 0; i < o->homes.chunks; i++)
-        sl_gpu_buffer_free(o->homes.chunk[i]);
+        gpu_room_give(o, &o->homes.chunk[i]);
     free(o->homes.list);
     pthread_mutex_destroy(&o->homes.lock);
 }
@@ -168,8 +225,8 @@ bool gpu_out_begin(gpu_run *r, const float *logits, uint64_t bytes) {
     if (!r->o->apart)
         return true;
     if (bytes > out->bytes || !out->twin) {
-        gpu_twin_free(out);
-        out->twin = sl_gpu_alloc(r->o->gpu, bytes, SL_GPU_PRIVATE, r->err);
+        gpu_twin_free(r->o, out);
+        out->twin = gpu_room_take(r->o, bytes, "logits", r->err);
         out->bytes = bytes;
     }
     out->base = out->twin ? (const uint8_t *)logits : NULL;

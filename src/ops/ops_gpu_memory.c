@@ -7,7 +7,7 @@
 
 static void drop(sl_ops_gpu *o, size_t i) {
     sl_gpu_buffer_free(o->regions[i].buffer);
-    gpu_twin_free(&o->regions[i]);
+    gpu_twin_free(o, &o->regions[i]);
     o->regions[i] = o->regions[--o->region_count];
 }
 
@@ -65,7 +65,7 @@ static gpu_region *add(sl_ops_gpu *o, const void *base, uint64_t bytes, int kind
     o->regions = list;
     gpu_region r = {.base = base, .bytes = bytes, .kind = kind};
     if ((kind == GPU_ALLOCATED && !gpu_twin_make(o, &r, err)) || !wrap(o, &r, err)) {
-        gpu_twin_free(&r);
+        gpu_twin_free(o, &r);
         return NULL;
     }
     o->regions[o->region_count] = r;
@@ -147,17 +147,30 @@ static int piece_of(gpu_slabs *s, const gpu_span *slab) {
 }
 
 /* On a device with memory of its own: all chunks are pieces. */
-static bool resolve_homes(sl_ops_gpu *o, gpu_slabs *s, uint8_t *const *slab, size_t count, uint64_t bytes,
-                          sl_error *err) {
-    bool changed = s->known < count || s->pieces != o->homes.chunks;
-    for (; s->known < count; s->known++)
-        if (!gpu_home_of(o, s, slab[s->known], bytes, &s->entry[s->known], err))
-            return false;
+static void see_homes(const sl_ops_gpu *o, gpu_slabs *s) {
     for (int i = 0; i < o->homes.chunks; i++)
         s->piece[i] = (gpu_span){o->homes.chunk[i], 0, sl_gpu_buffer_size(o->homes.chunk[i])};
     s->pieces = o->homes.chunks;
+}
+
+static void resolve_homes(sl_ops_gpu *o, gpu_slabs *s, uint8_t *const *slab, size_t count) {
+    bool changed = s->known < count || s->pieces != o->homes.chunks;
+    for (; s->known < count; s->known++)
+        s->entry[s->known] = gpu_home_find(o, s, slab[s->known]);
+    see_homes(o, s);
     if (changed)
         gpu_homes_sweep(o, s);
+}
+
+/* Not before a step wants it: what has no room fails the steps that need it, and no others. */
+bool gpu_slabs_settle(sl_ops_gpu *o, gpu_slabs *s, uint8_t *const *slab, size_t i, uint64_t bytes, sl_error *err) {
+    if (!o->apart || s->entry[i] != GPU_HOMELESS)
+        return true;
+    if (!gpu_home_of(o, s, slab[i], bytes, &s->entry[i], err)) {
+        s->entry[i] = GPU_HOMELESS;
+        return false;
+    }
+    see_homes(o, s);
     return true;
 }
 
@@ -169,8 +182,10 @@ bool gpu_slabs_resolve(sl_ops_gpu *o, gpu_slabs *s, uint8_t *const *slab, size_t
     if (!sl_grow(&list, &s->capacity, count, sizeof *s->entry))
         return sl_fail(err, SL_ERR_MEMORY, "out of memory");
     s->entry = list;
-    if (o->apart)
-        return resolve_homes(o, s, slab, count, bytes, err);
+    if (o->apart) {
+        resolve_homes(o, s, slab, count);
+        return true;
+    }
     for (; s->known < count; s->known++) {
         gpu_span at = gpu_span_of(o, slab[s->known], bytes, err);
         int piece = at.buffer ? piece_of(s, &at) : 0;

@@ -163,6 +163,29 @@ static void put_group(words *w, const gpu_run *r, const gpu_group *g, const sl_s
 
 /* ---- the whole --------------------------------------------------------------------------------------------------- */
 
+static bool settle(gpu_run *r, gpu_slabs *s, uint8_t *const *slab, const int32_t *blocks, int32_t n, int32_t per_slab,
+                   uint64_t block_bytes) {
+    for (int32_t i = 0; i < n; i++)
+        if (!gpu_slabs_settle(r->o, s, slab, (size_t)(blocks[i] / per_slab), (uint64_t)per_slab * block_bytes, r->err))
+            return false;
+    return true;
+}
+
+/* The slabs that the step's rows use. */
+static bool settle_all(gpu_run *r) {
+    const sl_step *s = r->step;
+    const ops_memory *m = &r->o->known;
+    for (int32_t i = 0; i < s->seq_count; i++)
+        if (!settle(r, &r->o->kv, m->kv_slabs, s->seqs[i].pages, pages_used(r, i), m->kv.blocks_per_slab,
+                    m->kv.block_bytes))
+            return false;
+    for (int32_t row = 0; row < s->rows && has_states(r); row++)
+        if (!settle(r, &r->o->state, m->state_slabs, s->seqs[s->seq[row]].state, m->state.layers,
+                    m->state.blocks_per_slab, m->state.block_bytes))
+            return false;
+    return true;
+}
+
 static bool find_slabs(gpu_run *r) {
     ops_memory *m = &r->o->known;
     if (has_states(r) && !gpu_slabs_resolve(r->o, &r->o->state, m->state_slabs, m->state_count,
@@ -175,7 +198,7 @@ static bool find_slabs(gpu_run *r) {
 bool gpu_step_fill(gpu_run *r) {
     const sl_step *s = r->step;
     gpu_scratch *m = &r->o->scratch;
-    if (!find_slabs(r))
+    if (!find_slabs(r) || (r->o->apart && !settle_all(r)))
         return false;
     /* seq_count may exceed rows: sequences that take no part have no pages here */
     if (gpu_step_bytes(sl_max_i64(s->rows, s->seq_count), all_pages(r), all_states(r)) > m->step_bytes)

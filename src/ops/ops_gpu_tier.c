@@ -10,18 +10,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PART_UNIT = 256, RESERVE_SHARE = 8, WORD = 4, ALIGNED = 16 };
-#define LEAST_RESERVE (UINT64_C(1) << 30) /* of the device's memory, for KV that grows and what others need */
+enum { PART_UNIT = 256, WORD = 4, ALIGNED = 16 };
 
 typedef struct tier_slot {
-    int32_t layer, id; /* layer -1: free */
-    uint64_t used, pass;
+    int32_t layer, id;      /* layer -1: free */
+    int32_t next, previous; /* in the order of use, free ones first; -1: none */
+    uint64_t pass;
 } tier_slot;
 
 typedef struct gpu_tier {
     int32_t layers, experts;
     uint64_t slot_bytes;
     int32_t slots, per_chunk, filled;
+    int32_t least; /* slots that are not given back: one token's of a layer */
     sl_gpu_buffer *chunk[SL_SLAB_COUNT];
     int chunks;
     tier_slot *slot;      /* [slots] */
@@ -29,29 +30,33 @@ typedef struct gpu_tier {
     uint64_t *generation; /* [layers] */
     uint8_t *align;       /* [layers] */
     uint8_t *shift;       /* [slots][SL_PARTS] bytes between a part's place and its begin */
-    uint64_t clock, pass;
+    int32_t oldest, newest;
+    uint64_t pass;
     bool tried; /* to bring everything */
 } gpu_tier;
 
 /* Room for a part, and the words around it that are copied with it. */
-static uint64_t place_of_part(const sl_moe *m, int part) {
-    uint64_t bytes = m->alternating && part / 3 == SL_PROJ_UP ? 0 : sl_matrix_part_bytes(&m->proj[part / 3], part % 3);
+static uint64_t place_of(const sl_matrix *proj, bool alternating, int part) {
+    uint64_t bytes = alternating && part / 3 == SL_PROJ_UP ? 0 : sl_matrix_part_bytes(&proj[part / 3], part % 3);
     return bytes ? sl_round_up(bytes + 2 * WORD, PART_UNIT) : 0;
 }
 
-static uint64_t bytes_of(const sl_moe *m) {
+static uint64_t place_of_part(const sl_moe *m, int part) {
+    return place_of(m->proj, m->alternating, part);
+}
+
+uint64_t sl_ops_vram_slot(const sl_matrix proj[SL_PROJ_COUNT], bool alternating) {
     uint64_t all = 0;
     for (int i = 0; i < SL_PARTS; i++)
-        all += place_of_part(m, i);
+        all += place_of(proj, alternating, i);
     return all;
 }
 
-static uint64_t capacity(const sl_ops_gpu *o) {
-    uint64_t room = sl_gpu_room(o->gpu), reserve = room / RESERVE_SHARE;
-    if (o->vram)
-        return o->vram;
-    reserve = reserve > LEAST_RESERVE ? reserve : LEAST_RESERVE;
-    return room > reserve ? room - reserve : room / 2;
+/* What is left without the rest of what is kept for KV; but the least in any case, as far as there is so much. */
+static uint64_t capacity(const sl_ops_gpu *o, uint64_t least) {
+    uint64_t left = gpu_room_left(o), grown = gpu_homes_bytes(o), keep = o->may.keep > grown ? o->may.keep - grown : 0,
+             room = left > keep ? left - keep : 0;
+    return room > least ? room : left < least ? left : least;
 }
 
 static void measure(const sl_program *p, gpu_tier *t) {
@@ -61,7 +66,9 @@ static void measure(const sl_program *p, gpu_tier *t) {
             continue;
         t->layers = m->layer >= t->layers ? m->layer + 1 : t->layers;
         t->experts = m->experts > t->experts ? m->experts : t->experts;
-        t->slot_bytes = bytes_of(m) > t->slot_bytes ? bytes_of(m) : t->slot_bytes;
+        uint64_t bytes = sl_ops_vram_slot(m->proj, m->alternating);
+        t->slot_bytes = bytes > t->slot_bytes ? bytes : t->slot_bytes;
+        t->least = m->top_k > t->least ? m->top_k : t->least;
     }
 }
 
@@ -70,7 +77,7 @@ void gpu_tier_free(sl_ops_gpu *o) {
     if (!t)
         return;
     for (int i = 0; i < t->chunks; i++)
-        sl_gpu_buffer_free(t->chunk[i]);
+        gpu_room_give(o, &t->chunk[i]);
     free(t->slot);
     free(t->where);
     free(t->generation);
@@ -86,17 +93,19 @@ static void take_chunks(sl_ops_gpu *o, gpu_tier *t) {
     sl_error why;
     int32_t made = 0;
     while (made < t->slots) {
-        t->chunk[t->chunks] = sl_gpu_alloc(o->gpu, (uint64_t)t->per_chunk * t->slot_bytes, SL_GPU_PRIVATE, &why);
+        int32_t now = t->slots - made < t->per_chunk ? t->slots - made : t->per_chunk;
+        t->chunk[t->chunks] = gpu_room_try(o, (uint64_t)now * t->slot_bytes, "experts", &why);
         if (!t->chunk[t->chunks])
             break;
         t->chunks++;
-        made += t->per_chunk;
+        made += now;
     }
-    t->slots = made < t->slots ? made : t->slots;
+    t->slots = made;
 }
 
 static bool allocate(sl_ops_gpu *o, gpu_tier *t) {
-    uint64_t all = (uint64_t)t->layers * (uint64_t)t->experts, most = capacity(o) / t->slot_bytes;
+    uint64_t all = (uint64_t)t->layers * (uint64_t)t->experts,
+             most = capacity(o, (uint64_t)t->least * t->slot_bytes) / t->slot_bytes;
     t->slots = (int32_t)(most < all ? most : all);
     t->per_chunk = (t->slots + SL_SLAB_COUNT - 1) / SL_SLAB_COUNT;
     t->slot = calloc((size_t)t->slots + 1, sizeof *t->slot);
@@ -109,7 +118,9 @@ static bool allocate(sl_ops_gpu *o, gpu_tier *t) {
     memset(t->align, ALIGNED, (size_t)t->layers);
     take_chunks(o, t);
     for (int32_t i = 0; i < t->slots; i++)
-        t->slot[i].layer = -1;
+        t->slot[i] = (tier_slot){.layer = -1, .next = i + 1 < t->slots ? i + 1 : -1, .previous = i - 1};
+    t->oldest = t->slots ? 0 : -1;
+    t->newest = t->slots - 1;
     for (uint64_t i = 0; i < all; i++)
         t->where[i] = -1;
     return true;
@@ -120,7 +131,8 @@ bool gpu_tier_open(sl_ops_gpu *o, const sl_program *p, sl_error *err) {
     if (!o->apart)
         return true;
     if (old)
-        need = (gpu_tier){.layers = old->layers, .experts = old->experts, .slot_bytes = old->slot_bytes};
+        need = (gpu_tier){
+            .layers = old->layers, .experts = old->experts, .slot_bytes = old->slot_bytes, .least = old->least};
     measure(p, &need);
     if (!need.layers ||
         (old && old->layers == need.layers && old->experts == need.experts && old->slot_bytes == need.slot_bytes))
@@ -135,9 +147,12 @@ bool gpu_tier_open(sl_ops_gpu *o, const sl_program *p, sl_error *err) {
         gpu_tier_free(o);
         return sl_fail(err, SL_ERR_MEMORY, "out of memory for the table of experts in GPU memory");
     }
-    return t->slots > 0 ||
-           sl_fail(err, SL_ERR_BUDGET, "no room for one expert of %llu bytes in GPU memory, %llu may be used",
-                   (unsigned long long)t->slot_bytes, (unsigned long long)capacity(o));
+    if (t->slots > 0)
+        return true;
+    uint64_t bytes = t->slot_bytes;
+    gpu_tier_free(o);
+    return sl_fail(err, SL_ERR_BUDGET, "no room for one expert of %llu bytes in GPU memory, %llu may still be used",
+                   (unsigned long long)bytes, (unsigned long long)gpu_room_left(o));
 }
 
 int32_t gpu_tier_slots(const sl_ops_gpu *o) {
@@ -164,7 +179,7 @@ uint32_t gpu_tier_align(const sl_ops_gpu *o, int32_t layer) {
 int gpu_tier_pieces(const sl_ops_gpu *o, gpu_span piece[SL_SLAB_COUNT]) {
     const gpu_tier *t = o->tier;
     for (int i = 0; i < t->chunks; i++)
-        piece[i] = (gpu_span){t->chunk[i], 0, (uint64_t)t->per_chunk * t->slot_bytes};
+        piece[i] = (gpu_span){t->chunk[i], 0, sl_gpu_buffer_size(t->chunk[i])};
     return t->chunks;
 }
 
@@ -180,15 +195,29 @@ static uint64_t offset_of(const gpu_tier *t, int32_t slot) {
     return (uint64_t)(slot % t->per_chunk) * t->slot_bytes;
 }
 
+static void unlink_slot(gpu_tier *t, int32_t slot) {
+    tier_slot *s = &t->slot[slot];
+    *(s->previous < 0 ? &t->oldest : &t->slot[s->previous].next) = s->next;
+    *(s->next < 0 ? &t->newest : &t->slot[s->next].previous) = s->previous;
+}
+
+static void link_newest(gpu_tier *t, int32_t slot) {
+    t->slot[slot].previous = t->newest;
+    t->slot[slot].next = -1;
+    *(t->newest < 0 ? &t->oldest : &t->slot[t->newest].next) = slot;
+    t->newest = slot;
+}
+
+/* What the running pass wants was used last: if the oldest is, all are. -1: none. */
 static int32_t victim(const gpu_tier *t) {
-    int32_t oldest = -1;
-    for (int32_t i = 0; i < t->slots; i++) {
-        if (t->slot[i].layer < 0)
-            return i;
-        if (t->slot[i].pass != t->pass && (oldest < 0 || t->slot[i].used < t->slot[oldest].used))
-            oldest = i;
-    }
-    return oldest;
+    const tier_slot *s = &t->slot[t->oldest];
+    return s->layer < 0 || s->pass != t->pass ? t->oldest : -1;
+}
+
+static void use(gpu_tier *t, int32_t slot) {
+    unlink_slot(t, slot);
+    link_newest(t, slot);
+    t->slot[slot].pass = t->pass;
 }
 
 static int32_t *place(gpu_tier *t, int32_t layer, int32_t id) {
@@ -203,6 +232,20 @@ static void forget(gpu_tier *t, int32_t slot) {
     t->generation[s->layer]++;
     t->filled--;
     s->layer = -1;
+}
+
+bool gpu_tier_yield(sl_ops_gpu *o) {
+    gpu_tier *t = o->tier;
+    int32_t left = t ? (t->chunks - 1) * t->per_chunk : 0;
+    if (left < 1 || left < t->least)
+        return false;
+    for (int32_t i = left; i < t->slots; i++) {
+        forget(t, i);
+        unlink_slot(t, i);
+    }
+    gpu_room_give(o, &t->chunk[--t->chunks]);
+    t->slots = left;
+    return true;
 }
 
 static void write_entry(const gpu_tier *t, const sl_moe *m, int32_t slot, uint64_t entry[SL_PARTS]) {
@@ -223,8 +266,8 @@ bool gpu_tier_find(sl_ops_gpu *o, const sl_moe *m, int32_t id, bool want, uint64
     if (slot < 0)
         return false;
     if (want) {
-        t->slot[slot].used = ++t->clock;
-        t->slot[slot].pass = t->pass;
+        use(t, slot);
+        o->times.vram_hits++;
     }
     write_entry(t, m, slot, entry);
     return true;
@@ -238,6 +281,7 @@ static bool copy_part(sl_ops_gpu *o, sl_gpu_list *l, const uint8_t *from, sl_gpu
                       uint64_t bytes, sl_error *err) {
     uint64_t shift = (uintptr_t)from % WORD, all = sl_round_up(bytes + shift, WORD);
     gpu_span s = gpu_host_span(o, from - shift, all, err); /* words end where pages do: no page more is touched */
+    o->times.vram_copied += s.buffer ? all : 0;
     return s.buffer && sl_gpu_encode_copy(l, to, at, s.buffer, s.offset, all, err);
 }
 
@@ -279,7 +323,10 @@ bool gpu_tier_put(sl_ops_gpu *o, sl_gpu_list *l, const sl_moe *m, const sl_exper
     forget(t, slot);
     if (!copy_parts(o, l, m, v, slot, err))
         return false;
-    t->slot[slot] = (tier_slot){m->layer, v->id, ++t->clock, t->pass};
+    use(t, slot);
+    t->slot[slot].layer = m->layer;
+    t->slot[slot].id = v->id;
+    o->times.vram_misses++;
     *place(t, m->layer, v->id) = slot;
     t->generation[m->layer]++;
     t->filled++;

@@ -470,6 +470,11 @@ void sl_ops_set_timing(sl_ops *o, bool on) {
         o->table->set_timing(o, on);
 }
 
+void sl_ops_set_vram(sl_ops *o, const sl_ops_vram *v) {
+    if (o->table->set_vram)
+        o->table->set_vram(o, v);
+}
+
 bool sl_kv_layout_init(sl_kv_layout *l, uint64_t slab_bytes, sl_error *err) {
     if (l->layers < 1 || l->kv_heads < 1 || l->head_dim < 1 || l->planes < 0 || l->planes > 2)
         return sl_fail(err, SL_ERR_ARGUMENT, "KV of %d layers, %d heads of %d, %d planes", l->layers, l->kv_heads,

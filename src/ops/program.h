@@ -95,7 +95,8 @@ typedef struct sl_ops_table {
     bool (*add_state_slab)(sl_ops *ops, void *slab, sl_error *err);
     void (*times)(const sl_ops *ops, sl_ops_times *out);
     void (*times_reset)(sl_ops *ops);
-    void (*set_timing)(sl_ops *ops, bool on); /* NULL: nothing to switch */
+    void (*set_timing)(sl_ops *ops, bool on);            /* NULL: nothing to switch */
+    void (*set_vram)(sl_ops *ops, const sl_ops_vram *v); /* NULL: there is no such memory */
     const char *(*isa)(const sl_ops *ops);
     bool (*pull)(sl_ops *ops, void *p, uint64_t bytes, sl_error *err); /* NULL: the host sees all there is */
     bool (*push)(sl_ops *ops, const void *p, uint64_t bytes, sl_error *err);

@@ -2,6 +2,7 @@
 #include "internal.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const cuda_control defaults = {.driver_version = 13000,
@@ -23,6 +24,39 @@ pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 int broken;
 static _Thread_local int current; /* depth of pushed contexts */
 static object *objects;
+
+/* ---- settings of a program's own ----------------------------------------------------------------------------------
+ */
+
+static const struct {
+    const char *name;
+    int *value;
+} numbers[] = {{"driver", &control.driver_version}, {"devices", &control.devices}, {"major", &control.major},
+               {"nvrtc", &control.nvrtc_major},     {"at", &control.fail_at},      {"result", &control.fail_result}};
+
+static void set(char *name, const char *value) {
+    for (size_t i = 0; i < SL_COUNT(numbers); i++)
+        if (strcmp(name, numbers[i].name) == 0)
+            *numbers[i].value = atoi(value);
+    if (strcmp(name, "memory") == 0)
+        control.memory = strtoull(value, NULL, 10);
+    else if (strcmp(name, "fail") == 0)
+        control.fail_call = strdup(value);
+}
+
+/* SLUICE_STANDIN_CUDA="memory=1000000,fail=cuMemAllocAsync,at=3,result=2", for programs that do not know of us. */
+__attribute__((constructor)) static void read_settings(void) {
+    const char *given = getenv("SLUICE_STANDIN_CUDA");
+    char *text = given ? strdup(given) : NULL, *rest = text;
+    for (char *word; rest && (word = strsep(&rest, ","));) {
+        char *equals = strchr(word, '=');
+        if (equals) {
+            *equals = 0;
+            set(word, equals + 1);
+        }
+    }
+    free(text);
+}
 
 EXPORTED cuda_control *cuda_standin(void) {
     return &control;

@@ -35,6 +35,8 @@ typedef struct cuda_control {
     uint64_t allocated, pinned; /* bytes now */
 } cuda_control;
 
+/* A program that does not know of us is set by the variable SLUICE_STANDIN_CUDA: memory, driver, devices, major, nvrtc,
+ * fail (a symbol), at, result, as NAME=VALUE between commas. */
 cuda_control *cuda_standin(void);
 /* Settings and faults to their defaults, counters to zero (but for alive); a broken context is whole again. */
 void cuda_standin_reset(void);

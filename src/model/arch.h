@@ -45,6 +45,7 @@ typedef struct arch {
     int32_t sliding;        /* where layer_types is not there: all but each so-many-th layer have a window; 0: none */
     float swiglu_alpha;     /* with swiglu_limit of the configuration; 0: plain SwiGLU */
     bool normalize;         /* where config.json does not say norm_topk_prob */
+    bool always_normalizes; /* norm_topk_prob of config.json is not looked at, as Hugging Face's code does not */
     bool gguf_normalize;    /* GGUF does not store norm_topk_prob: what its converter assumes */
     bool gguf_interleaved;  /* GGUF's q and k rows are permuted for rotation of neighbouring pairs */
     bool gguf_tiled;        /* GGUF's value heads of delta layers: h goes with key head h % key_heads */

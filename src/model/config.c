@@ -350,7 +350,8 @@ static bool read_flags(sl_model *m, const config_source *s, sl_error *err) {
     whole.prefix[0] = 0;
     m->config.normalize_topk = s->json ? m->arch->normalize : m->arch->gguf_normalize;
     m->config.attn_gate = m->arch->attn_gate;
-    if (!config_flag(s, normalize, &m->config.normalize_topk, &found, err) ||
+    bool asks = !s->json || !m->arch->always_normalizes;
+    if ((asks && !config_flag(s, normalize, &m->config.normalize_topk, &found, err)) ||
         !config_flag(s, tie, &m->config.tied, &found, err) ||
         (s->top && !config_flag(&whole, tie, &m->config.tied, &found, err)) ||
         (m->arch->attn_gate && !config_flag(s, gate, &m->config.attn_gate, &found, err)) ||

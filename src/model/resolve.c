@@ -9,10 +9,15 @@
 /* ---- roles outside layers -------------------------------------------------------------------------------------------
  */
 
+/* A tied checkpoint may have the head's matrix alone. */
+static bool has_head_alone(const sl_model *m) {
+    return !model_is_gguf(m) && m->config.tied && !bind_find(m, ROLE_EMBED, 0) && bind_find(m, ROLE_HEAD, 0);
+}
+
 /* The vocabulary is what the embedding has: GGUF need not store it (config.vocab is 0 then). */
 static bool read_vocabulary(sl_model *m, sl_error *err) {
     char name[NAME_MAX_BYTES];
-    role_name(&m->naming, ROLE_EMBED, 0, name);
+    role_name(&m->naming, has_head_alone(m) ? ROLE_HEAD : ROLE_EMBED, 0, name);
     const sl_tensor *t = sl_ckpt_require(m->ckpt, name, err);
     if (!t)
         return false;
@@ -58,18 +63,21 @@ static bool resolve_global(sl_model *m, sl_error *err) {
         return false;
     int64_t h = m->config.hidden, v = m->config.vocab;
     bool gguf = model_is_gguf(m);
+    bool head_alone = has_head_alone(m);
     const expected list[] = {
-        {ROLE_EMBED, v, h, false},
+        {ROLE_EMBED, v, h, head_alone},
         {ROLE_FINAL_NORM, 0, h, false},
         {ROLE_HEAD, v, h, gguf || m->config.tied},
         {ROLE_ROPE_FREQS, 0, m->config.rope_dims / 2, true},
     };
     if (!bind_all(m, m->global, list, SL_COUNT(list), 0, err))
         return false;
-    /* A tied checkpoint may still carry lm_head.weight: mlx-lm and transformers use the embedding then (transformers 5
-     * only where both are the same). */
-    if (!gguf && m->config.tied)
+    /* As transformers 5 does: a tied checkpoint that has both matrices is not tied (they would have to be read to see
+     * whether they are the same, which gives the same answers), and one that has the head alone is tied to that. */
+    if (head_alone) {
+        m->global[ROLE_EMBED] = m->global[ROLE_HEAD];
         m->global[ROLE_HEAD].tensor = NULL;
+    }
     m->config.tied = !m->global[ROLE_HEAD].tensor;
     return true;
 }

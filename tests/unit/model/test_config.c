@@ -187,7 +187,7 @@ static const field_case cases[] = {
     {"qwen3_next", "text_config", "{}", SL_ERR_FORMAT, "field text_config.hidden_size is missing"},
     /* output head */
     {ALL, "tie_word_embeddings", "\"yes\"", SL_ERR_FORMAT, "tie_word_embeddings is \"yes\", true or false"},
-    {ALL, "tie_word_embeddings", "true", SL_OK, NULL}, /* lm_head.weight is there and not used */
+    {ALL, "tie_word_embeddings", "true", SL_OK, NULL}, /* lm_head.weight is there and used */
     {"llama-tied", "tie_word_embeddings", "false", SL_ERR_FORMAT, "lm_head.weight\" is missing"},
     {"llama-tied", "tie_word_embeddings", NULL, SL_ERR_FORMAT, "lm_head.weight\" is missing"},
 };

@@ -389,22 +389,54 @@ static void numbers_that_are_none(void **state) {
 /* ---- the same model said otherwise ---------------------------------------------------------------------------------
  */
 
-static void tied_heads(void **state) {
-    static float with[ROWS * VOCAB], without[ROWS * VOCAB], untied[ROWS * VOCAB];
-    edit *e = edit_open("llama");
-    logits_of(e, SL_NUMERIC_Q8, untied);
-    edit_config(e, "tie_word_embeddings", "true");
-    logits_of(e, SL_NUMERIC_Q8, with);
-    edit_remove(e, "lm_head.weight");
-    logits_of(e, SL_NUMERIC_Q8, without);
-    assert_memory_equal(with, without, sizeof with); /* transformers too uses the embedding then */
-    assert_memory_not_equal(with, untied, sizeof with);
-    /* an untied head that equals the embedding */
-    edit_copy(e, "model.embed_tokens.weight", "lm_head.weight");
-    edit_config(e, "tie_word_embeddings", "false");
-    logits_of(e, SL_NUMERIC_Q8, untied);
-    assert_memory_equal(with, untied, sizeof with);
-    edit_close(e);
+/* As transformers 5.24 does with llama, qwen3_moe and gemma. */
+static void a_tied_checkpoint_with_a_head_of_its_own_is_not_tied(void **state) {
+    static float got[ROWS * VOCAB], tied[ROWS * VOCAB], untied[ROWS * VOCAB];
+    static const char *const names[] = {"llama", "qwen3_moe"};
+    for (size_t i = 0; i < SL_COUNT(names); i++) {
+        edit *e = edit_open(names[i]);
+        logits_of(e, SL_NUMERIC_Q8, untied);
+        edit_config(e, "tie_word_embeddings", "true");
+        logits_of(e, SL_NUMERIC_Q8, got);
+        assert_memory_equal(got, untied, sizeof got);
+        edit_remove(e, "lm_head.weight");
+        logits_of(e, SL_NUMERIC_Q8, tied);
+        assert_memory_not_equal(tied, untied, sizeof tied);
+        edit_copy(e, "model.embed_tokens.weight", "lm_head.weight"); /* both, the same */
+        logits_of(e, SL_NUMERIC_Q8, got);
+        assert_memory_equal(got, tied, sizeof got);
+        edit_config(e, "tie_word_embeddings", "false");
+        logits_of(e, SL_NUMERIC_Q8, got);
+        assert_memory_equal(got, tied, sizeof got);
+        edit_remove(e, "model.embed_tokens.weight"); /* the head alone */
+        sl_error err = {0};
+        assert_int_equal(run_to_error(edit_write(e), SL_NUMERIC_Q8, &err), STAGE_OPEN);
+        assert_non_null(strstr(err.message, "model.embed_tokens.weight"));
+        edit_config(e, "tie_word_embeddings", "true");
+        logits_of(e, SL_NUMERIC_Q8, got);
+        assert_memory_equal(got, tied, sizeof got);
+        edit_remove(e, "lm_head.weight"); /* none */
+        assert_int_equal(run_to_error(edit_write(e), SL_NUMERIC_Q8, &err), STAGE_OPEN);
+        assert_non_null(strstr(err.message, "model.embed_tokens.weight"));
+        edit_close(e);
+    }
+}
+
+/* Hugging Face's qwen3_5_moe, mixtral and minimax_m2 divide by the sum whatever norm_topk_prob says; qwen3_next does
+ * as it says. */
+static void weights_of_experts_sum_to_one_where_transformers_has_it_so(void **state) {
+    static float usual[ROWS * VOCAB], got[ROWS * VOCAB];
+    static const char *const always[] = {"qwen3_5_moe", "mixtral", "minimax_m2"}, *const asks[] = {"qwen3_next"};
+    for (size_t i = 0; i < SL_COUNT(always) + SL_COUNT(asks); i++) {
+        bool ignored = i < SL_COUNT(always);
+        edit *e = edit_open(ignored ? always[i] : asks[i - SL_COUNT(always)]);
+        logits_of(e, SL_NUMERIC_EXACT, usual);
+        json_t *text = json_object_get(e->config, "text_config");
+        assert_int_equal(json_object_set_new(text ? text : e->config, "norm_topk_prob", json_false()), 0);
+        logits_of(e, SL_NUMERIC_EXACT, got);
+        assert_int_equal(memcmp(got, usual, sizeof got) == 0, ignored);
+        edit_close(e);
+    }
 }
 
 static void biases_are_added_where_the_configuration_has_them(void **state) {
@@ -500,7 +532,8 @@ int main(void) {
         cmocka_unit_test(names_and_shapes),
         cmocka_unit_test(layers_of_linear_attention),
         cmocka_unit_test(numbers_that_are_none),
-        cmocka_unit_test(tied_heads),
+        cmocka_unit_test(a_tied_checkpoint_with_a_head_of_its_own_is_not_tied),
+        cmocka_unit_test(weights_of_experts_sum_to_one_where_transformers_has_it_so),
         cmocka_unit_test(biases_are_added_where_the_configuration_has_them),
         cmocka_unit_test(without_shared_experts),
         cmocka_unit_test(norms_folded_with_the_convolution),

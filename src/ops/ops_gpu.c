@@ -238,7 +238,7 @@ static bool gpu_run_program(sl_ops *ops, sl_program *p, sl_step *step, sl_error 
     uint64_t began = sl_now_ns();
     if (!ops_check_step(&o->known, p, step, err) || !gpu_step_fill(&r))
         return false;
-    bool ok = wrap_logits(&r, true) && gpu_tier_open(o, p, err) &&
+    bool ok = wrap_logits(&r, true) && gpu_tier_open(o, p, err) && gpu_warm(&r) &&
               (gpu_ahead_possible(&r) ? gpu_run_ahead(&r) : encode_all(&r));
     if (!ok)
         abandon(o);

@@ -172,6 +172,8 @@ typedef struct sl_ops_gpu {
     int32_t value_dim;      /* of attention whose values are a part of the keys; 0: others */
     size_t format_count, format_capacity;
     sl_gpu_library *library[GPU_FILES];
+    struct gpu_wanted *wanted; /* a step is rehearsed: nothing is bound or encoded; NULL: it is not */
+    uint32_t warm;             /* kinds of steps that were */
     gpu_pipe *pipes;
     size_t pipe_count, pipe_capacity;
     gpu_scratch scratch;
@@ -311,6 +313,16 @@ bool gpu_format_add(sl_ops_gpu *o, const sl_matrix *m, const void *const part[3]
 /* Compiled and kept at first use. NULL: error. */
 sl_gpu_pipeline *gpu_pipeline(sl_ops_gpu *o, gpu_file file, const char *entry, uint32_t constants, sl_error *err);
 void gpu_libraries_drop(sl_ops_gpu *o);
+/* Compiled; several files, and several pipelines of libraries that are there, from several threads. */
+sl_gpu_library *gpu_library(sl_ops_gpu *o, gpu_file file, sl_error *err);
+sl_gpu_pipeline *gpu_make_pipeline(sl_ops_gpu *o, const gpu_pipe *pipe, sl_error *err);
+
+/* ---- ops_gpu_warm.c ---- */
+
+/* Compiles what the step will ask for, side by side. */
+bool gpu_warm(const gpu_run *run);
+/* Notes a pipeline of a step that is rehearsed; what stands for it. */
+sl_gpu_pipeline *gpu_want(sl_ops_gpu *o, const gpu_pipe *pipe);
 
 /* ---- ops_gpu_call.c: one dispatch ---- */
 

@@ -83,7 +83,7 @@ bool gpu_bring_program(sl_ops_gpu *o, const sl_program *p, sl_error *err) {
 /* Copies are of whole words. */
 static bool copy(gpu_run *r, const void *p, uint64_t bytes, bool to_device) {
     sl_ops_gpu *o = r->o;
-    if (!o->apart)
+    if (!o->apart || o->wanted)
         return true;
     bytes = sl_round_up(bytes, 4);
     gpu_span there = gpu_span_of(o, p, bytes, r->err), here = gpu_host_span(o, p, bytes, r->err);

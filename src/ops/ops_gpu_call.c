@@ -11,7 +11,7 @@ gpu_call gpu_call_begin(gpu_run *r, gpu_file file, uint32_t constants, const voi
 /* What this variant does not read gets the step's buffer: aligned for any type, and written by the host only. */
 void gpu_call_bind(gpu_call *c, int slot, const void *p, uint64_t bytes) {
     const gpu_scratch *m = &c->r->o->scratch;
-    if (!c->pipeline)
+    if (!c->pipeline || c->r->o->wanted)
         return;
     gpu_span s =
         p ? gpu_span_of(c->r->o, p, bytes, c->r->err) : gpu_span_of(c->r->o, m->step, m->step_bytes, c->r->err);
@@ -64,8 +64,8 @@ bool gpu_list_begin(gpu_run *r) {
 }
 
 bool gpu_call_end(gpu_call *c, uint32_t x, uint32_t y, uint32_t z, uint32_t threads) {
-    if (!c->pipeline)
-        return false;
+    if (!c->pipeline || c->r->o->wanted)
+        return c->pipeline != NULL;
     sl_gpu_dispatch d = {.pipeline = c->pipeline,
                          .groups = {x, y, z},
                          .threads = {threads, 1, 1},

@@ -86,7 +86,7 @@ static bool put_source(const sl_ops_gpu *o, gpu_file file, sl_buf *out, sl_error
     return !out->failed || sl_fail(err, SL_ERR_MEMORY, "out of memory for the source of %s", file_names[file]);
 }
 
-static sl_gpu_library *library(sl_ops_gpu *o, gpu_file file, sl_error *err) {
+sl_gpu_library *gpu_library(sl_ops_gpu *o, gpu_file file, sl_error *err) {
     if (o->library[file])
         return o->library[file];
     sl_gpu_compile_options options = SL_GPU_COMPILE_OPTIONS_INIT;
@@ -125,15 +125,14 @@ uint32_t gpu_few_groups(int64_t rows, int64_t n) {
     return (uint32_t)((tiles + each - 1) / each);
 }
 
-static sl_gpu_pipeline *make_pipeline(sl_ops_gpu *o, gpu_file file, const char *entry, uint32_t constants,
-                                      sl_error *err) {
+sl_gpu_pipeline *gpu_make_pipeline(sl_ops_gpu *o, const gpu_pipe *pipe, sl_error *err) {
     sl_gpu_constant list[32];
     size_t n = 0;
     for (int i = 0; i < 32; i++)
-        if (file_constants[file] >> i & 1)
-            list[n++] = (sl_gpu_constant){.id = i, .type = SL_GPU_BOOL, .value.b = constants >> i & 1};
-    sl_gpu_library *l = library(o, file, err);
-    return l ? sl_gpu_pipeline_new(l, entry, list, n, err) : NULL;
+        if (file_constants[pipe->file] >> i & 1)
+            list[n++] = (sl_gpu_constant){.id = i, .type = SL_GPU_BOOL, .value.b = pipe->constants >> i & 1};
+    sl_gpu_library *l = gpu_library(o, pipe->file, err);
+    return l ? sl_gpu_pipeline_new(l, pipe->entry, list, n, err) : NULL;
 }
 
 sl_gpu_pipeline *gpu_pipeline(sl_ops_gpu *o, gpu_file file, const char *entry, uint32_t constants, sl_error *err) {
@@ -142,13 +141,15 @@ sl_gpu_pipeline *gpu_pipeline(sl_ops_gpu *o, gpu_file file, const char *entry, u
         if (p->file == file && p->constants == constants && strcmp(p->entry, entry) == 0)
             return p->pipeline;
     }
+    gpu_pipe p = {.file = file, .constants = constants};
+    snprintf(p.entry, sizeof p.entry, "%s", entry);
+    if (o->wanted)
+        return gpu_want(o, &p);
     void *list = o->pipes;
     if (!sl_grow(&list, &o->pipe_capacity, o->pipe_count + 1, sizeof *o->pipes))
         return sl_fail_null(err, SL_ERR_MEMORY, "out of memory");
     o->pipes = list;
-    gpu_pipe p = {.file = file, .constants = constants};
-    snprintf(p.entry, sizeof p.entry, "%s", entry);
-    p.pipeline = make_pipeline(o, file, entry, constants, err);
+    p.pipeline = gpu_make_pipeline(o, &p, err);
     if (p.pipeline)
         o->pipes[o->pipe_count++] = p;
     return p.pipeline;
@@ -158,6 +159,7 @@ void gpu_libraries_drop(sl_ops_gpu *o) {
     for (size_t i = 0; i < o->pipe_count; i++)
         sl_gpu_pipeline_free(o->pipes[i].pipeline);
     o->pipe_count = 0;
+    o->warm = 0;
     for (int i = 0; i < GPU_FILES; i++) {
         sl_gpu_library_free(o->library[i]);
         o->library[i] = NULL;

@@ -428,6 +428,8 @@ static bool open_experts(sl_engine *e, sl_reader *reader, sl_error *err) {
                             .reader = reader,
                             .prefetch = e->prefetch,
                             .verify = e->options.verify_reads,
+                            .stop = engine_step_is_over,
+                            .stop_user = e,
                             .log = e->log};
     e->experts = sl_experts_open(&o, err);
     if (!e->experts)

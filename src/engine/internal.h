@@ -282,6 +282,8 @@ bool engine_step_init(sl_engine *e, sl_error *err);
 void engine_step_free(sl_engine *e);
 /* Puts one step together from the ready runs, runs it, hands out its results. Scheduler's thread, no mutex held. */
 void engine_step_run(sl_engine *e);
+/* Whether nobody waits for the running step any more; user is the engine. On its thread. */
+bool engine_step_is_over(void *user);
 void engine_run_fail(sl_engine *e, engine_run *run, const sl_error *error);
 
 /* sequence.c: a block of KV or state to another, wherever steps keep them. */

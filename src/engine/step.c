@@ -76,7 +76,7 @@ static bool all_may_stop(const engine_step *st) {
 }
 
 /* Whether the step should stop now: see the top of the file. */
-static bool poll_cancelled(void *user) {
+bool engine_step_is_over(void *user) {
     sl_engine *e = user;
     const engine_step *st = &e->sched.step;
     if (atomic_load_explicit(&e->sched.ending, memory_order_relaxed))
@@ -112,7 +112,7 @@ static bool run_forward(sl_engine *e, sl_error *row_error, sl_error *err) {
                     .out_rows = st->out_rows,
                     .logits = direct ? st->dest[0] : st->logits,
                     .row_failed = st->row_failed,
-                    .cancelled = poll_cancelled,
+                    .cancelled = engine_step_is_over,
                     .user = e};
     bool ok = e->forward.run(e->forward.self, &step, err);
     *row_error = step.row_error;

@@ -124,6 +124,10 @@ typedef struct sl_experts_options {
     sl_reader *reader;    /* owned from now on, also if opening fails */
     sl_prefetch prefetch; /* never evicts what the step needs */
     bool verify;          /* what was read is compared with the layers' sums; opening fails where one has none */
+    /* Asked now and then while an iteration waits for reads, and only then: true ends the wait, and what it is for
+     * fails with SL_ERR_CANCELLED. May be NULL. */
+    bool (*stop)(void *user);
+    void *stop_user;
     sl_log log;
 } sl_experts_options;
 

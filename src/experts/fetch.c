@@ -4,6 +4,8 @@
  * all its reads is in, because until then the kernel may write to it. */
 #include "experts/store.h"
 
+#define STOP_NS 50000000u /* a wait is interrupted so often to ask whether anybody still waits for it */
+
 bool experts_fetch_reserve(sl_experts *e) {
     void *array = e->batch.read;
     if (!sl_grow(&array, &e->batch.capacity, (size_t)e->batch.n + SL_EXPERT_PARTS, sizeof *e->batch.read))
@@ -119,10 +121,13 @@ void experts_fetch_poll(sl_experts *e) {
         ;
 }
 
-void experts_fetch_wait(sl_experts *e) {
+bool experts_fetch_wait(sl_experts *e) {
     uint64_t begin = sl_now_ns();
-    take_results(e, UINT64_MAX);
+    bool asks = e->stop && e->it.running, stopped = false;
+    while (take_results(e, asks ? STOP_NS : UINT64_MAX) == 0 && asks && !stopped)
+        stopped = e->stop(e->stop_user);
     experts_add(&e->count.wait_ns, sl_now_ns() - begin);
+    return !stopped;
 }
 
 static void fail_batch(sl_experts *e, const sl_error *why) {

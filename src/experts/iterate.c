@@ -320,6 +320,24 @@ static void fail_stuck(sl_experts *e) {
     it->waiting--;
 }
 
+/* Nobody waits for the step any more. Reads go on as after an early end. */
+static void stop_waiting(sl_experts *e) {
+    experts_iteration *it = &e->it;
+    sl_error why;
+    sl_fail(&why, SL_ERR_CANCELLED, "cancelled while it was read");
+    for (int32_t i = 0; i < it->n; i++) {
+        experts_item *item = &it->item[i];
+        if (item->state == EXPERTS_ITEM_READING) {
+            item->slot->item = -1;
+            it->missing -= !item->hit;
+            fail_item(e, i, &why);
+        } else if (item->state == EXPERTS_ITEM_WAITING) {
+            it->waiting--;
+            fail_item(e, i, &why);
+        }
+    }
+}
+
 static int next(void *self, sl_expert_view *out, int max, sl_error *err) {
     sl_experts *e = self;
     experts_iteration *it = &e->it;
@@ -336,10 +354,10 @@ static int next(void *self, sl_expert_view *out, int max, sl_error *err) {
             experts_prefetch_run(e);
             return n;
         }
-        if (e->awaited > 0)
-            experts_fetch_wait(e);
-        else
+        if (e->awaited == 0)
             fail_stuck(e);
+        else if (!experts_fetch_wait(e))
+            stop_waiting(e);
     }
 }
 

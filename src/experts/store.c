@@ -151,6 +151,8 @@ sl_experts *experts_open(const sl_experts_options *o, const experts_files *files
     e->reader = o->reader;
     e->log = o->log;
     e->top_k = o->top_k;
+    e->stop = o->stop;
+    e->stop_user = o->stop_user;
     experts_prefetch_open(e, o->prefetch);
     e->trace.burst = -1;
     if (!open_store(e, o, files, err)) {

@@ -183,6 +183,8 @@ struct sl_experts {
     sl_reader *reader;
     sl_log log;
     int32_t top_k;
+    bool (*stop)(void *user);
+    void *stop_user;
     sl_prefetch prefetch;
     experts_guess guess;
     experts_trial trial;
@@ -283,9 +285,9 @@ bool experts_fetch_reserve(sl_experts *e);
 void experts_fetch_add(sl_experts *e, experts_slot *s, int32_t layer, int32_t expert, const experts_layout *layout);
 /* Submits the batch; if that fails, so do its experts. */
 void experts_fetch_submit(sl_experts *e);
-/* Takes the results that are there / waits for at least one. */
+/* Takes the results that are there / waits for at least one; false: it was stopped. */
 void experts_fetch_poll(sl_experts *e);
-void experts_fetch_wait(sl_experts *e);
+bool experts_fetch_wait(sl_experts *e);
 
 /* ---- checksum.c ---- */
 

@@ -181,12 +181,12 @@ static void combine_kept(void *ctx, int64_t begin, int64_t end, int worker) {
 /* ---- experts that could not be read
  * --------------------------------------------------------------------------------------- */
 
-/* The rows that chose expert id fail; the step goes on for the others. A caller who does not look at rows gets no half
- * of a result: the step fails. */
+/* The rows that chose expert id fail; the step goes on for the others, unless it is all of it that was cancelled. A
+ * caller who does not look at rows gets no half of a result: the step fails. */
 static bool fail_rows(moe_run *x, int32_t id, const sl_error *why) {
     const cpu_scratch *s = &x->r->o->scratch;
     sl_step *step = x->r->step;
-    if (!step->row_failed) {
+    if (!step->row_failed || why->code == SL_ERR_CANCELLED) {
         if (x->r->err)
             *x->r->err = *why;
         return false;

@@ -139,11 +139,11 @@ static bool compute(gpu_moe *x, const sl_expert_view *views, int n) {
 
 /* ---- the step's iterator ----------------------------------------------------------------------------------------- */
 
-/* The rows that chose expert id fail; the step goes on for the others. */
+/* The rows that chose expert id fail; the step goes on for the others, unless it is all of it that was cancelled. */
 bool gpu_moe_fail_rows(gpu_moe *x, int32_t id, const sl_error *why) {
     const int32_t *chosen = (const int32_t *)(const void *)x->chosen;
     sl_step *step = x->r->step;
-    if (!step->row_failed) {
+    if (!step->row_failed || why->code == SL_ERR_CANCELLED) {
         if (x->r->err)
             *x->r->err = *why;
         return false;

@@ -263,6 +263,33 @@ static void test_cancel_while_reading(void **state) {
     sl_engine_close(e);
 }
 
+/* Also where the read never comes back: whoever cancels is not kept until its time is over, and what does not need it
+ * goes on. */
+static void test_cancel_while_a_read_hangs(void **state) {
+    static model_text got;
+    sl_engine_options o = model_options_of(GOLDEN "qwen2_moe");
+    o.read_timeout = 3600;
+    o.faults = "never@1:0*1,never@1:1*1,never@1:2*1,never@1:3*1,never@1:4*1,never@1:5*1,never@1:6*1,never@1:7*1";
+    for (int pread = 0; pread < 2; pread++) {
+        o.reader = pread ? "pread" : "auto";
+        sl_engine *e = model_must_open(&o);
+        sl_request *r = model_start(e, 0, pread ? 100 : 1, 1000, 0);
+        char activity[128];
+        do {
+            usleep(2000);
+            sl_engine_activity(e, activity, sizeof activity, NULL);
+        } while (strncmp(activity, "reading experts of MoE layer 1", 30) != 0);
+        usleep(200000); /* nothing comes */
+        uint64_t begin = sl_now_ns();
+        sl_request_cancel(r);
+        model_collect(r, &got);
+        assert_int_equal(got.last.finish, SL_FINISH_CANCELLED);
+        assert_int_equal(got.count, 0);
+        assert_true(sl_now_ns() - begin < 60000000000u);
+        sl_engine_close(e);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sequences),
@@ -272,6 +299,7 @@ int main(void) {
         cmocka_unit_test(test_read_errors_fail_only_whom_they_hit),
         cmocka_unit_test(test_vanished_file),
         cmocka_unit_test(test_cancel_while_reading),
+        cmocka_unit_test(test_cancel_while_a_read_hangs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -169,6 +169,52 @@ static void a_guess_that_fails_or_never_returns_fails_nobody(void **state) {
     model_free(&m);
 }
 
+static bool is_stopped(void *user) {
+    int *asked = user;
+    return ++*asked >= 2;
+}
+
+/* Who asked is gone: what is waited for fails as cancelled, and the reads go on for whoever comes next. */
+static void a_wait_that_is_stopped_leaves_its_reads_to_others(void **state) {
+    rng r = rng_start("stopped");
+    model m;
+    make_model(&m, &r);
+    for (int order = SL_ORDER_READY; order <= SL_ORDER_ASCENDING; order++) {
+        sl_fault_place places[SL_EXPERT_PARTS];
+        sl_fault_plan plan = {.fail_after = -1, .delay_ns = 300 * MS, .timeout_ns = 10000ull * MS, .places = places};
+        plan.place_count = place_expert(&m, SL_FAULT_LATE, 1, 3, 1, places);
+        store s;
+        open_store(&s, &m, SL_PREFETCH_OFF, reader_faulty(&reader_cases[reader_case_count - 1], &plan));
+        int asked = 0, given = 0, failed = 0;
+        s.e->stop = is_stopped;
+        s.e->stop_user = &asked;
+        int32_t ids[] = {1, 3, 8};
+        sl_expert_view view;
+        sl_error err = {0};
+        store_begin(&s, 1, ids, 3, (sl_expert_order)order);
+        for (int n; (n = s.source.next(s.source.self, &view, 1, &err)) != 0;) {
+            if (n > 0) {
+                model_check(&m, 1, &view);
+                s.source.done(s.source.self, &view, 1);
+                given++;
+                continue;
+            }
+            assert_int_equal(err.code, SL_ERR_CANCELLED);
+            failed++;
+        }
+        s.source.end(s.source.self);
+        assert_int_equal(given + failed, 3);
+        assert_true(failed >= 1 && asked == 2);
+        s.e->stop = NULL;
+        assert_true(store_has(&s, 1, 3));
+        uint64_t reads = store_stats(&s).reads;
+        assert_int_equal(store_run(&s, 1, ids, 3, (sl_expert_order)order, 2), 0);
+        assert_int_equal(store_stats(&s).reads, reads);
+        store_free(&s);
+    }
+    model_free(&m);
+}
+
 /* Below what a reader makes of it: what it asks for and what it is told are less than what there is. */
 static void short_reads_are_short_below_the_reader(void **state) {
     rng r = rng_start("short");
@@ -210,6 +256,7 @@ int main(void) {
         cmocka_unit_test(faults_of_every_kind_on_every_reader),
         cmocka_unit_test(an_expert_that_is_named_fails_alone_and_says_why),
         cmocka_unit_test(a_guess_that_fails_or_never_returns_fails_nobody),
+        cmocka_unit_test(a_wait_that_is_stopped_leaves_its_reads_to_others),
         cmocka_unit_test(short_reads_are_short_below_the_reader),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -250,7 +250,8 @@ SL_API bool sl_gpu_encode_barrier(sl_gpu_list *l, sl_error *err);
  * is timed; a list that is kept runs whole. */
 SL_API bool sl_gpu_encode_mark(sl_gpu_list *l, const char *label, sl_error *err);
 
-/* A counter that the host and lists signal and wait for. Values only grow. */
+/* A counter that the host and lists signal and wait for. Values only grow: while a list that is to raise an event is
+ * encoded or in flight, the host may raise it to that value at most, and other lists not below. */
 typedef struct sl_gpu_event sl_gpu_event;
 SL_API sl_gpu_event *sl_gpu_event_new(sl_gpu *g, sl_error *err);
 SL_API void sl_gpu_event_free(sl_gpu_event *e);

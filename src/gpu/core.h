@@ -350,7 +350,9 @@ typedef struct gpu_event {
     void *driver;
     gpu_failure *failure; /* of the list that should have signalled it */
     uint64_t failed_value;
-    _Atomic uint64_t promised; /* the highest value that a list is to signal */
+    pthread_mutex_t lock; /* of what follows */
+    uint64_t *promised;   /* values that lists which are not over yet are to signal, ascending */
+    size_t promised_count, promised_capacity;
 } gpu_event;
 
 /* parts.c: a marked list to the driver; whether all of it is done; what is left of it. */
@@ -360,6 +362,8 @@ void gpu_parts_free(gpu_submission *sub);
 
 /* After a list has failed: raises what it would have raised, so that nobody waits for ever. */
 void gpu_events_fail(const gpu_submission *s);
+/* The list is over, or will never run. */
+void gpu_events_release(const gpu_list *l);
 
 /* ---- what the last reference does -------------------------------------------------------------------------------- */
 

@@ -1,6 +1,9 @@
 /* Events: counters that the host and lists signal and wait for. */
 #include "gpu/core.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #define SLICE_NS (UINT64_C(20) * 1000 * 1000)
 
 sl_gpu_event *sl_gpu_event_new(sl_gpu *g, sl_error *err) {
@@ -9,6 +12,7 @@ sl_gpu_event *sl_gpu_event_new(sl_gpu *g, sl_error *err) {
     gpu_event *e = gpu_object_new(g, GPU_EVENT, sizeof *e, err);
     if (!e)
         return NULL;
+    pthread_mutex_init(&e->lock, NULL);
     e->driver = g->driver->event_new(g->device, err);
     if (!e->driver) {
         gpu_drop(e);
@@ -22,6 +26,8 @@ void gpu_event_destroy(gpu_event *e) {
     if (e->driver)
         g->driver->event_free(g->device, e->driver);
     gpu_drop(e->failure);
+    free(e->promised);
+    pthread_mutex_destroy(&e->lock);
 }
 
 void sl_gpu_event_free(sl_gpu_event *e) {
@@ -34,8 +40,22 @@ static uint64_t value_of(const gpu_event *e) {
     return e->o.gpu->driver->event_value(e->o.gpu->device, e->driver);
 }
 
+/* The lowest value above `now` that a list is still to signal; 0: none. */
+static uint64_t next_promised(gpu_event *e, uint64_t now) {
+    uint64_t next = 0;
+    pthread_mutex_lock(&e->lock);
+    for (size_t i = 0; i < e->promised_count && !next; i++)
+        next = e->promised[i] > now ? e->promised[i] : 0;
+    pthread_mutex_unlock(&e->lock);
+    return next;
+}
+
 static bool signal_event(gpu_event *e, uint64_t value, sl_error *err) {
-    uint64_t now = value_of(e);
+    uint64_t now = value_of(e), next = next_promised(e, now);
+    if (next && value > next) /* the list would take it back */
+        return sl_fail(err, SL_ERR_ARGUMENT,
+                       "event: value %llu, expected at most %llu: a list in flight raises it to that",
+                       (unsigned long long)value, (unsigned long long)next);
     if (value < now || value == 0)
         return sl_fail(err, SL_ERR_ARGUMENT, "event: value %llu, expected at least %llu: values only grow",
                        (unsigned long long)value, (unsigned long long)(now ? now : 1));
@@ -104,24 +124,58 @@ void gpu_events_fail(const gpu_submission *sub) {
 
 /* ---- lists ------------------------------------------------------------------------------------------------------- */
 
+/* Values that lists raise an event to grow in the order of encoding. */
+static bool promise(const gpu_list *l, gpu_event *e, uint64_t value, sl_error *err) {
+    uint64_t now = value_of(e);
+    pthread_mutex_lock(&e->lock);
+    void *list = e->promised;
+    uint64_t promised = e->promised_count ? e->promised[e->promised_count - 1] : 0,
+             least = promised > now ? promised : now;
+    bool grows = value >= least;
+    bool ok = grows && sl_grow(&list, &e->promised_capacity, e->promised_count + 1, sizeof *e->promised);
+    e->promised = list;
+    if (ok)
+        e->promised[e->promised_count++] = value;
+    pthread_mutex_unlock(&e->lock);
+    if (!grows)
+        return sl_fail(err, SL_ERR_ARGUMENT, "list '%s': an event signalled with %llu, which %s %llu: values only grow",
+                       l->label, (unsigned long long)value, promised > now ? "lists raise to" : "is at",
+                       (unsigned long long)least);
+    return ok || sl_fail(err, SL_ERR_MEMORY, "list '%s': out of memory for an event", l->label);
+}
+
+static void take_back(gpu_event *e, uint64_t value) {
+    size_t i = 0;
+    pthread_mutex_lock(&e->lock);
+    while (i < e->promised_count && e->promised[i] != value)
+        i++;
+    if (i < e->promised_count)
+        memmove(&e->promised[i], &e->promised[i + 1], (--e->promised_count - i) * sizeof *e->promised);
+    pthread_mutex_unlock(&e->lock);
+}
+
+void gpu_events_release(const gpu_list *l) {
+    for (size_t i = 0; i < l->event_count; i++)
+        if (l->events[i].signals)
+            take_back(l->events[i].event, l->events[i].value);
+}
+
 static bool add_event(gpu_list *l, gpu_event *e, uint64_t value, bool signals, sl_error *err) {
     if (e->o.gpu != l->o.gpu)
         return sl_fail(err, SL_ERR_ARGUMENT, "list '%s': the event is of another device", l->label);
     if (value == 0)
         return sl_fail(err, SL_ERR_ARGUMENT, "list '%s': value 0 of an event, expected at least 1", l->label);
-    uint64_t promised = atomic_load(&e->promised), now = signals ? value_of(e) : 0;
-    if (signals && value < (promised > now ? promised : now))
-        return sl_fail(err, SL_ERR_ARGUMENT, "list '%s': an event signalled with %llu, which %s %llu: values only grow",
-                       l->label, (unsigned long long)value, promised > now ? "lists raise to" : "is at",
-                       (unsigned long long)(promised > now ? promised : now));
+    if (signals && !promise(l, e, value, err))
+        return false;
     gpu_command c = {.kind = signals ? GPU_SIGNAL : GPU_WAIT, .label = signals ? "signal" : "wait"};
     c.u.event.event = e->driver;
     c.u.event.value = value;
-    if (!gpu_list_add(l, &c, NULL, 0, (void *[]){e}, 1, err))
+    if (!gpu_list_add(l, &c, NULL, 0, (void *[]){e}, 1, err)) {
+        if (signals)
+            take_back(e, value);
         return false;
+    }
     l->events[l->event_count++] = (struct gpu_list_event){e, value, signals};
-    if (signals)
-        atomic_store(&e->promised, value);
     return true;
 }
 

@@ -46,6 +46,7 @@ sl_gpu_list *sl_gpu_begin(sl_gpu_stream *stream, const char *label, sl_error *er
 }
 
 void gpu_list_destroy(gpu_list *l) {
+    gpu_events_release(l);
     for (size_t i = 0; i < l->held_count; i++)
         gpu_drop(l->held[i]);
     free(l->held);

@@ -1,8 +1,9 @@
 /* Events: a word of pinned memory that host and device write and wait for. Streams wait and write by memory operations
  * where they can, else by functions on the host.
  *
- * The device writes a value as it is. So where the host has raised an event beyond what a list still has to signal, the
- * word may fall for a moment: everybody on the host takes the greater of word and what the host gave, and lifts it. */
+ * The device writes a value as it is. So where the host raises an event for a list that failed, and another goes on,
+ * the word may fall for a moment: everybody on the host takes the greater of word and what the host gave, and lifts it.
+ */
 #include "gpu/cuda/cuda.h"
 
 #include <stdlib.h>

@@ -248,11 +248,15 @@ static void events(rig *r) {
     assert_false(sl_gpu_wait(second, u, 20000000, NULL, &r->err));
     expect_error(&r->err, SL_ERR_TIMEOUT, "still runs");
     assert_int_equal(sl_gpu_event_value(done), 0);
+    assert_false(sl_gpu_event_signal(done, 2, &r->err)); /* the list would take it back to 1 */
+    expect_error(&r->err, SL_ERR_ARGUMENT, "event: value 2, expected at most 1");
     ok(r, sl_gpu_event_signal(host, 1, &r->err));
     ok(r, sl_gpu_event_wait(done, 1, 20 * SECOND, &r->err));
     ok(r, sl_gpu_wait(second, u, 20 * SECOND, NULL, &r->err));
     ok(r, sl_gpu_wait(r->stream, t, 20 * SECOND, NULL, &r->err));
     expect_floats(r, d, N, 6, 0);
+    ok(r, sl_gpu_event_signal(done, 2, &r->err));
+    assert_int_equal(sl_gpu_event_value(done), 2);
     sl_gpu_stream_free(second);
     sl_gpu_event_free(host);
     sl_gpu_event_free(done);

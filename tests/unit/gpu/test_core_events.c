@@ -35,6 +35,40 @@ static void events_order_lists_and_host(void **state) {
     bench_close(&b);
 }
 
+/* The list would take the value back, on a GPU: whoever waited would have seen it fall. */
+static void the_host_does_not_raise_an_event_above_what_a_list_in_flight_will(void **state) {
+    sl_error err = {0};
+    bench b = bench_open();
+    sl_gpu_event *e = sl_gpu_event_new(b.g, &err), *go = sl_gpu_event_new(b.g, &err);
+    sl_gpu_list *never = begin(&b, "never");
+    assert_true(sl_gpu_encode_signal(never, e, 5, &err));
+    assert_false(sl_gpu_event_signal(e, 6, &err)); /* it may still be submitted */
+    expect_error(&err, SL_ERR_ARGUMENT, "event: value 6, expected at most 5: a list in flight raises it to that");
+    sl_gpu_list_free(never);
+    assert_true(sl_gpu_event_signal(e, 2, &err));
+    sl_gpu_list *l = begin(&b, NULL);
+    assert_true(sl_gpu_encode_wait(l, go, 1, &err));
+    assert_true(sl_gpu_encode_signal(l, e, 4, &err)); /* though one that never was would have raised it to 5 */
+    assert_true(sl_gpu_encode_signal(l, e, 4, &err));
+    assert_true(sl_gpu_encode_signal(l, e, 7, &err));
+    sl_gpu_ticket t = bench_submit(l);
+    assert_false(sl_gpu_event_signal(e, 5, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "event: value 5, expected at most 4");
+    assert_int_equal(sl_gpu_event_value(e), 2);
+    assert_true(sl_gpu_event_signal(e, 3, &err));
+    assert_true(sl_gpu_event_signal(e, 4, &err));
+    assert_false(sl_gpu_event_signal(e, 8, &err));
+    expect_error(&err, SL_ERR_ARGUMENT, "event: value 8, expected at most 7");
+    assert_true(sl_gpu_event_signal(go, 1, &err));
+    assert_true(sl_gpu_event_wait(e, 7, 10 * SECOND, &err));
+    assert_true(sl_gpu_event_signal(e, 8, &err)); /* nobody has waited for the list itself */
+    assert_true(sl_gpu_wait(b.stream, t, 10 * SECOND, NULL, &err));
+    assert_int_equal(sl_gpu_event_value(e), 8);
+    sl_gpu_event_free(e);
+    sl_gpu_event_free(go);
+    bench_close(&b);
+}
+
 /* A device does not signal for a list that failed: the core does, and says why the value came. */
 static void waiting_for_a_failed_list_is_an_error(void **state) {
     sl_error err = {0};
@@ -169,6 +203,7 @@ static void debug_levels_show_more(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(events_order_lists_and_host),
+        TEST(the_host_does_not_raise_an_event_above_what_a_list_in_flight_will),
         TEST(waiting_for_a_failed_list_is_an_error),
         TEST(failures_follow_events_through_streams),
         TEST(replay_by_the_driver),

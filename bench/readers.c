@@ -105,7 +105,7 @@ static uint64_t make_burst(const options *o, const sl_file *f, uint8_t *memory, 
     for (int i = 0; i < o->burst; i++) {
         uint64_t bytes = sl_round_up(LEAST + random_u64() % (MOST - LEAST), ALIGN);
         uint64_t offset = random_u64() % (f->size - bytes) / ALIGN * ALIGN;
-        reads[i] = (sl_read){f, offset, bytes, memory + at, bytes, NULL};
+        reads[i] = (sl_read){f, offset, bytes, memory + at, bytes, NULL, 0};
         at += bytes;
     }
     return at;

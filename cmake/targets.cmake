@@ -116,10 +116,11 @@ if(CMOCKA_LIBRARY AND NOT SLUICE_FUZZ)
     file(GLOB support CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/unit/${p}/support_*.c)
     foreach(t ${tests})
       get_filename_component(n ${t} NAME_WE)
-      add_executable(${n} ${t} ${support})
+      add_executable(${n} ${t} ${support} ${PROJECT_SOURCE_DIR}/tests/unit/own_cache.c)
       sl_link_part(${n} ${p})
       target_link_libraries(${n} PRIVATE ${CMOCKA_LIBRARY})
-      target_compile_definitions(${n} PRIVATE SL_SOURCE_DIR="${PROJECT_SOURCE_DIR}" SL_SHARED_DATA="${PROJECT_SOURCE_DIR}/../shared/data")
+      target_compile_definitions(${n} PRIVATE SL_SOURCE_DIR="${PROJECT_SOURCE_DIR}" SL_SHARED_DATA="${PROJECT_SOURCE_DIR}/../shared/data"
+                                              SL_TEST_CACHE="${PROJECT_BINARY_DIR}/cache")
       if(TARGET metal_standin AND p MATCHES "^(gpu|ops|engine)$")
         target_compile_definitions(${n} PRIVATE SL_METAL_STANDIN="$<TARGET_FILE:metal_standin>"
                                                 SL_CUDA_STANDIN="$<TARGET_FILE:cuda_standin>")

@@ -69,6 +69,10 @@ typedef struct sl_engine_options {
     /* Of a device with memory of its own (cuda): bytes that may be taken of it for weights, KV, scratch and experts; 0:
      * what is free less a margin. memory is then the ceiling of the host's. An error on any other device. */
     uint64_t vram;
+    /* NULL, or a directory on another disk with the checkpoint's files again: experts are read from both disks, as fast
+     * as each brings them. The copy is compared by sizes, headers and samples. Where a read of one disk fails, the
+     * other serves alone. */
+    const char *mirror;
 } sl_engine_options;
 #define SL_ENGINE_OPTIONS_INIT                                                                                         \
     { .size = sizeof(sl_engine_options) }
@@ -110,6 +114,7 @@ typedef struct sl_engine_info {
     /* Of a device with memory of its own, else 0: what may be taken of it, the least that runs, what holds every
      * expert, what was free; experts that have room there. */
     uint64_t vram, least_vram, full_vram, free_vram, vram_slots;
+    char mirror[1024]; /* the second disk's directory; "": there is none */
 } sl_engine_info;
 
 /* Fills *info (info->size set by the caller). */
@@ -128,6 +133,13 @@ SL_API bool sl_engine_measure(sl_engine *e, uint64_t memory, double seconds, sl_
  * waiting for them. */
 SL_API bool sl_engine_measure_reading(sl_engine *e, double missing, uint64_t memory, double seconds,
                                       sl_decode_cost *out, sl_error *err);
+
+/* Of one of two disks that experts are read from. */
+typedef struct sl_disk_stats {
+    uint64_t reads, bytes;
+    double rate;  /* bytes per second while something was asked of it, lately */
+    bool dropped; /* a read of it failed: nothing is read from it any more */
+} sl_disk_stats;
 
 typedef struct sl_stats {
     size_t size;
@@ -150,6 +162,7 @@ typedef struct sl_stats {
     /* Of a device with memory of its own: bytes taken of it now and at most, and slots for experts there; experts that
      * were asked for and there; those that had to be brought, and bytes copied for them. */
     uint64_t vram_used, vram_peak, vram_slots, vram_hits, vram_misses, vram_copied;
+    sl_disk_stats disk[2]; /* with a mirror: the model's disk, and the mirror's */
 } sl_stats;
 SL_API void sl_engine_get_stats(const sl_engine *e, sl_stats *stats); /* since the last reset */
 SL_API void sl_engine_reset_stats(sl_engine *e);

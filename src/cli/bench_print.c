@@ -110,28 +110,29 @@ static json_t *known(double v) {
     return v >= 0 ? json_real(v) : json_null();
 }
 
-static json_t *window_json(const bench_window *w) {
+static json_t *window_json(const bench_window *w, const sl_engine_info *info) {
     const sl_stats *s = &w->stats;
     json_t *times = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "attention",
                               (double)s->time_attention_ns / 1e9, "linear", (double)s->time_linear_ns / 1e9, "router",
                               (double)s->time_router_ns / 1e9, "expert", (double)s->time_expert_ns / 1e9, "shared",
                               (double)s->time_shared_ns / 1e9, "head", (double)s->time_head_ns / 1e9, "other",
                               (double)s->time_other_ns / 1e9, "delta", (double)s->time_delta_ns / 1e9);
-    return json_pack(
-        "{s:f, s:f, s:I, s:I, s:o, s:I, s:f, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I}", "seconds", w->seconds,
-        "tokens_per_second", w->tokens_per_second, "hits", (json_int_t)s->expert_hits, "misses",
-        (json_int_t)s->expert_misses, "hit_rate", known(value_hit_rate(w)), "bytes_read",
-        (json_int_t)s->expert_bytes_read, "wait_seconds", value_wait(w), "evictions", (json_int_t)s->evictions,
-        "replay_seconds", known(w->replay_seconds), "causal_bound_seconds", known(w->bound_seconds),
-        "share_of_causal_bound", known(value_share_of_bound(w)), "ideal_bound_seconds", known(w->ideal_seconds),
-        "share_of_ideal_bound", known(value_share_of_ideal(w)), "memory_read_bytes_per_second", known(w->memory_read),
-        "times", times, "read_ahead", (json_int_t)s->prefetch_reads, "read_ahead_used", (json_int_t)s->prefetch_used);
+    return json_pack("{s:f, s:f, s:I, s:I, s:o, s:I, s:f, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:o}",
+                     "seconds", w->seconds, "tokens_per_second", w->tokens_per_second, "hits",
+                     (json_int_t)s->expert_hits, "misses", (json_int_t)s->expert_misses, "hit_rate",
+                     known(value_hit_rate(w)), "bytes_read", (json_int_t)s->expert_bytes_read, "wait_seconds",
+                     value_wait(w), "evictions", (json_int_t)s->evictions, "replay_seconds", known(w->replay_seconds),
+                     "causal_bound_seconds", known(w->bound_seconds), "share_of_causal_bound",
+                     known(value_share_of_bound(w)), "ideal_bound_seconds", known(w->ideal_seconds),
+                     "share_of_ideal_bound", known(value_share_of_ideal(w)), "memory_read_bytes_per_second",
+                     known(w->memory_read), "times", times, "read_ahead", (json_int_t)s->prefetch_reads,
+                     "read_ahead_used", (json_int_t)s->prefetch_used, "disks", cli_disks_json(s->disk, info));
 }
 
 static json_t *decode_json(const bench_result *r, const sl_engine_info *info) {
     json_t *list = json_array();
     for (int i = 0; i < r->repeat; i++)
-        json_array_append_new(list, window_json(&r->windows[i]));
+        json_array_append_new(list, window_json(&r->windows[i], info));
     return json_pack("{s:i, s:i, s:i, s:f, s:o, s:f, s:o, s:o, s:o, s:o, s:o}", "tokens", r->decode_tokens, "sequences",
                      r->sequences, "warmup", r->warmup, "tokens_per_second", median_of(r, value_speed), "hit_rate",
                      known(median_of(r, value_hit_rate)), "bytes_read", median_of(r, value_read),
@@ -202,6 +203,7 @@ static void print_decode(const bench_result *r, const sl_engine_info *info) {
     printf("          hit rate %.1f %%, %s read per token, waited %.2f of %.2f s\n", 100 * median_of(r, value_hit_rate),
            cli_size((uint64_t)(median_of(r, value_read) / bench_tokens(r)), a), median_of(r, value_wait),
            median_of(r, value_seconds));
+    cli_print_disks(stdout, r->windows[r->repeat - 1].stats.disk, info);
     if (median_of(r, value_ahead) > 0)
         printf("          %.1f experts read ahead per token, %.0f %% of them asked for\n",
                median_of(r, value_ahead) / bench_tokens(r), 100 * median_of(r, value_ahead_used));

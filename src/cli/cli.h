@@ -38,7 +38,7 @@ typedef struct cli_args {
     int threads, context, chunk, max_slots, experts_per_token, read_depth;
     const char *kv_type, *numeric, *isa, *reader, *device;
     bool buffered, verify_reads;
-    const char *prefetch, *direct;
+    const char *prefetch, *direct, *mirror;
     uint64_t read_piece;
     double read_timeout;
     /* prompt */
@@ -267,6 +267,9 @@ const char *cli_finish_name(sl_finish f);
 void cli_print_figures(FILE *f, const sl_engine *e);
 json_t *cli_figures_json(const sl_engine *e);
 json_t *cli_info_json(const sl_engine_info *info);
+/* What came from each of two disks; nothing, null where there is one. */
+void cli_print_disks(FILE *f, const sl_disk_stats disk[2], const sl_engine_info *info);
+json_t *cli_disks_json(const sl_disk_stats disk[2], const sl_engine_info *info);
 
 /* ---- measuring the machine --------------------------------------------------------------------------------------- */
 

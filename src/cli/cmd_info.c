@@ -8,7 +8,7 @@ json_t *cli_info_json(const sl_engine_info *i) {
         "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s," /* path..approximation */
         " s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i,"
         " s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:I, s:i, s:I, s:b, "
-        "s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I}",
+        "s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:s}",
         "path", i->path, "container", i->container, "architecture", i->architecture, "formats", i->formats, "numeric",
         i->numeric, "isa", i->isa, "reader", i->reader, "kv_type", i->kv_type, "approximation",
         i->approximation, //
@@ -27,7 +27,7 @@ json_t *cli_info_json(const sl_engine_info *i) {
         (json_int_t)i->disk_bytes, "read_depth", i->read_depth, "read_piece", (json_int_t)i->read_piece, "read_direct",
         i->read_direct, "reader_why", i->reader_why, "device", i->device, "device_why", i->device_why, //
         "vram", (json_int_t)i->vram, "least_vram", (json_int_t)i->least_vram, "full_vram", (json_int_t)i->full_vram,
-        "free_vram", (json_int_t)i->free_vram, "vram_slots", (json_int_t)i->vram_slots);
+        "free_vram", (json_int_t)i->free_vram, "vram_slots", (json_int_t)i->vram_slots, "mirror", i->mirror);
 }
 
 static void print_model(const sl_engine_info *i) {
@@ -65,6 +65,8 @@ static void print_reading(const sl_engine_info *i) {
     if (i->read_piece)
         printf("pieces of %s, ", cli_size(i->read_piece, piece));
     printf("%s\n", i->reader_why);
+    if (i->mirror[0])
+        printf("            and from the copy in %s\n", i->mirror);
 }
 
 void cli_print_vram(FILE *f, const char *label, const sl_engine_info *i) {

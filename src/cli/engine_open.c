@@ -100,6 +100,7 @@ static sl_engine_options engine_options(const cli_args *a, bool plan_only) {
     o.direct = a->direct;
     o.read_timeout = a->read_timeout;
     o.faults = asked_faults();
+    o.mirror = a->mirror;
     o.max_slots = a->max_slots;
     o.experts_per_token = a->experts_per_token;
     o.timing = a->timing;

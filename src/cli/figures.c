@@ -80,6 +80,29 @@ static void print_phases(FILE *f, const sl_stats *s) {
             (double)s->time_head_ns / ms, (double)s->time_other_ns / ms);
 }
 
+void cli_print_disks(FILE *f, const sl_disk_stats disk[2], const sl_engine_info *info) {
+    const char *const name[2] = {"the model's disk", info->mirror};
+    char bytes[16];
+    if (!info->mirror[0])
+        return;
+    fprintf(f, "disks     ");
+    for (int i = 0; i < 2; i++)
+        fprintf(f, "%s%s from %s at %.2f GB/s%s", i ? ", " : "", cli_size(disk[i].bytes, bytes), name[i],
+                disk[i].rate / 1e9, disk[i].dropped ? " (failed: no longer read)" : "");
+    fprintf(f, "\n");
+}
+
+json_t *cli_disks_json(const sl_disk_stats disk[2], const sl_engine_info *info) {
+    if (!info->mirror[0])
+        return json_null();
+    json_t *list = json_array();
+    for (int i = 0; i < 2; i++)
+        json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:f, s:b}", "path", i ? info->mirror : info->path,
+                                              "reads", (json_int_t)disk[i].reads, "bytes", (json_int_t)disk[i].bytes,
+                                              "bytes_per_second", disk[i].rate, "dropped", disk[i].dropped));
+    return list;
+}
+
 void cli_print_figures(FILE *f, const sl_engine *e) {
     sl_stats s = get_stats(e);
     sl_engine_info info;
@@ -90,6 +113,7 @@ void cli_print_figures(FILE *f, const sl_engine *e) {
     print_speed(f, "decode", s.decode_tokens, s.decode_ns);
     if (info.experts > 0)
         print_experts(f, &s, &info);
+    cli_print_disks(f, s.disk, &info);
     print_phases(f, &s);
     print_device(f, &s);
     fprintf(f, "memory    peak %s of budget %s; process peak %s\n", cli_size(s.memory_peak, peak),
@@ -139,7 +163,7 @@ json_t *cli_figures_json(const sl_engine *e) {
                     : json_null();
     return json_pack(
         "{s:o, s:o, s:I, s:f, s:f, s:I, s:f, s:f, s:I, s:I, s:o, s:I, s:f, s:I, s:I, s:I, s:s, s:s, s:i, s:s, s:s, "
-        "s:i, s:s}", //
+        "s:i, s:s, s:o}", //
         "device", device, "vram", vram_json(&s, &info), "prefill_tokens", (json_int_t)s.prompt_tokens,
         "prefill_seconds", seconds(s.prompt_ns), "prefill_tokens_per_second",
         ratio((double)s.prompt_tokens, seconds(s.prompt_ns)), //
@@ -151,5 +175,6 @@ json_t *cli_figures_json(const sl_engine *e) {
         "memory_peak", (json_int_t)s.memory_peak, "memory_budget", (json_int_t)s.memory_budget, "process_peak",
         (json_int_t)s.rss_peak, //
         "numeric", info.numeric, "isa", info.isa, "threads", info.threads, "kv_type", info.kv_type, "reader",
-        info.reader, "experts_per_token", info.experts_per_token, "approximation", info.approximation);
+        info.reader, "experts_per_token", info.experts_per_token, "approximation", info.approximation, "disks",
+        cli_disks_json(s.disk, &info));
 }

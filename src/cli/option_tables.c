@@ -27,6 +27,8 @@ const cli_option cli_engine_options[] = {
      "how experts are read (default: auto, as 'sluice doctor' found it)"},
     {"read-depth", 0, CLI_INT, AT(read_depth), 1, 4096, "N", "reads in flight (default: as 'sluice doctor' found it)"},
     {"buffered", 0, CLI_FLAG, AT(buffered), 0, 0, NULL, "the same as --direct off"},
+    {"mirror", 0, CLI_TEXT, AT(mirror), 0, 0, "DIR",
+     "a second copy of the model's files on another disk: experts are read from both"},
     {"verify-reads", 0, CLI_FLAG, AT(verify_reads), 0, 0, NULL,
      "compare every expert that is read from a pack with its checksum"},
     {"direct", 0, CLI_CHOICE, AT(direct), 0, 0, "auto|on|off",

@@ -1,5 +1,4 @@
-/* How experts are read: what is asked for, else as the model's disk was calibrated, else as usual. And the calibration
- * itself. */
+/* Calibration: how the disk under a model, or under a directory, is read fastest. What is made of it: reading.c. */
 #include "engine/internal.h"
 #include "engine/random.h"
 
@@ -8,64 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-/* ---- the choice ------------------------------------------------------------------------------------------------- */
-
-/* Where results are kept; allocated, NULL: nowhere. */
-static char *store_directory(const char *asked) {
-    if (!asked)
-        return sl_cache_dir();
-    return *asked ? sl_strdup(asked) : NULL;
-}
-
-static const sl_file *first_file(const sl_engine *e) {
-    int32_t n;
-    const sl_model_experts *x = sl_model_expert_layers(e->model, &n);
-    for (int32_t i = 0; i < n; i++)
-        for (int p = 0; p < SL_EXPERT_PARTS; p++)
-            if (x[i].extent[p].bytes)
-                return sl_ckpt_file(e->ckpt, x[i].extent[p].file);
-    return NULL;
-}
-
-/* What is wrong with a stored result is said and costs the defaults; nothing fails for it. */
-static bool load_stored(sl_engine *e, sl_calibration *out) {
-    sl_error err = {0};
-    sl_disk disk;
-    const sl_file *f = first_file(e);
-    char *directory = store_directory(e->options.calibration), *path = NULL;
-    bool ok = f && directory && sl_disk_of(e->options.system_root, f->path, &disk, &err) &&
-              (path = sl_calibration_path(directory, &disk)) && sl_calibration_load(path, &disk, out, &err);
-    if (!ok && err.code != SL_OK)
-        sl_logf(&e->log, SL_LOG_WARN, "%s; reading as usual ('sluice doctor' measures again)", err.message);
-    free(path);
-    free(directory);
-    return ok;
-}
-
-static bool wish_of(const sl_engine_options *o, sl_reader_kind kind, sl_reading_wish *w, sl_error *err) {
-    bool on = o->direct && strcmp(o->direct, "on") == 0, off = o->direct && strcmp(o->direct, "off") == 0;
-    if (o->direct && !on && !off && strcmp(o->direct, "auto") != 0)
-        return sl_fail(err, SL_ERR_ARGUMENT, "direct: \"%s\", expected one of auto, on, off", o->direct);
-    if (on && o->buffered)
-        return sl_fail(err, SL_ERR_ARGUMENT, "direct on and buffered exclude each other");
-    if (o->read_piece % 4096 || o->read_piece > 1 << 30)
-        return sl_fail(err, SL_ERR_ARGUMENT, "read_piece: %llu bytes, a multiple of 4096 up to 1 GiB expected",
-                       (unsigned long long)o->read_piece);
-    *w = (sl_reading_wish){kind, on ? 1 : off || o->buffered ? 0 : -1, o->read_depth, o->read_piece};
-    return true;
-}
-
-bool engine_choose_reading(sl_engine *e, sl_reader_kind kind, sl_error *err) {
-    sl_reading_wish wish;
-    sl_calibration stored;
-    if (!wish_of(&e->options, kind, &wish, err))
-        return false;
-    bool known = load_stored(e, &stored);
-    sl_reading_choose(&wish, known ? &stored : NULL, &e->reading, e->reading_why, sizeof e->reading_why);
-    e->reading.timeout_ns = (uint64_t)(e->options.read_timeout * 1e9);
-    return true;
-}
 
 /* ---- what is read ----------------------------------------------------------------------------------------------- */
 
@@ -136,7 +77,7 @@ static bool open_source(calibration_run *x, sl_error *err) {
         x->meter.most = 24;
         return true;
     }
-    if (!e->expert_layers || !(x->file = first_file(e)))
+    if (!e->expert_layers || !(x->file = engine_first_file(e)))
         return sl_fail(err, SL_ERR_ARGUMENT, "%s: a dense model: nothing of it is read while it runs", e->path);
     x->experts = (expert_reads){e, 1, 0};
     x->meter.burst = expert_burst;
@@ -234,7 +175,7 @@ static bool describe_disk(calibration_run *x, sl_disk *disk, sl_error *err) {
 
 /* A place that cannot be written is no failure of measuring. */
 static void store(calibration_run *x, const sl_disk *disk) {
-    char *directory = store_directory(x->o.store), *path = directory ? sl_calibration_path(directory, disk) : NULL;
+    char *directory = engine_calibrations(x->o.store), *path = directory ? sl_calibration_path(directory, disk) : NULL;
     if (!path)
         sl_fail(&x->r->store_error, SL_ERR_ARGUMENT, "no directory to keep the result in (XDG_CACHE_HOME, HOME)");
     else if (sl_calibration_save(path, disk, &x->c, &x->r->store_error))

@@ -53,10 +53,13 @@ static void fill_settings(const sl_engine *e, sl_engine_info *i) {
     snprintf(i->numeric, sizeof i->numeric, "%s", e->numeric);
     snprintf(i->isa, sizeof i->isa, "%s", e->isa);
     snprintf(i->reader, sizeof i->reader, "%s", e->reader_name);
-    snprintf(i->reader_why, sizeof i->reader_why, "%s", e->reading_why);
-    i->read_depth = e->reading.depth;
-    i->read_piece = e->reading.piece_bytes;
-    i->read_direct = i->reader[0] && !e->reading.buffered;
+    const sl_reader_options *r = &e->reading.disk[0];
+    snprintf(i->reader_why, sizeof i->reader_why, "%s", e->reading.why[0]);
+    i->read_depth = r->depth;
+    i->read_piece = r->piece_bytes;
+    i->read_direct = i->reader[0] && !r->buffered;
+    if (e->mirror)
+        snprintf(i->mirror, sizeof i->mirror, "%s", sl_mirror_directory(e->mirror));
     snprintf(i->kv_type, sizeof i->kv_type, "%s", e->kv_type);
     snprintf(i->approximation, sizeof i->approximation, "%s", e->approximation);
     i->context = e->context;
@@ -120,6 +123,17 @@ static void fill_experts(const sl_engine *e, sl_stats *s) {
     s->prefetch_used = x.prefetch_used - b->prefetch_used;
 }
 
+static void fill_disks(const sl_engine *e, sl_stats *s) {
+    for (int i = 0; e->mirror_reader && i < SL_READER_DISKS; i++) {
+        sl_mirror_stats x;
+        sl_mirror_stats_get(e->mirror_reader, i, &x);
+        s->disk[i] = (sl_disk_stats){.reads = x.reads - e->disk_base[i].reads,
+                                     .bytes = x.bytes - e->disk_base[i].bytes,
+                                     .rate = x.rate,
+                                     .dropped = x.dropped};
+    }
+}
+
 static void fill_steps(const sl_engine *e, sl_stats *s) {
     const engine_counters *c = &e->counters, *b = &e->counters_base;
     const sl_ops_times *t = &e->times, *u = &e->times_base;
@@ -156,6 +170,7 @@ void sl_engine_get_stats(const sl_engine *e, sl_stats *stats) {
     fill_memory(e, &all);
     pthread_mutex_lock(mutex);
     fill_experts(e, &all);
+    fill_disks(e, &all);
     fill_steps(e, &all);
     pthread_mutex_unlock(mutex);
     engine_give(stats, &all, sizeof all);
@@ -168,6 +183,8 @@ void sl_engine_reset_stats(sl_engine *e) {
     e->times_base = e->times;
     if (e->experts)
         sl_experts_stats_get(e->experts, &e->experts_base);
+    for (int i = 0; e->mirror_reader && i < SL_READER_DISKS; i++)
+        sl_mirror_stats_get(e->mirror_reader, i, &e->disk_base[i]);
     pthread_mutex_unlock(&e->sched.mutex);
 }
 

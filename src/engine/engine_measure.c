@@ -100,7 +100,7 @@ static bool open_reads(reads *r, sl_engine *e, double missing, uint64_t *memory,
     memset(area, 0, bytes);
     r->area = area;
     *memory -= bytes;
-    r->reader = sl_reader_open(&e->reading, err);
+    r->reader = engine_open_reader(e, false, NULL, NULL, err);
     if (r->reader && r->reader->add_memory)
         r->reader->add_memory(r->reader, area, bytes);
     if (!r->reader)

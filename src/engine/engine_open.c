@@ -197,11 +197,11 @@ static sl_reader *open_reader(sl_engine *e, engine_wrap_reader wrap, void *user,
         return NULL;
     if (!engine_choose_reading(e, values[kind], err) || !engine_faults_open(e, err))
         return NULL;
-    sl_reader *r = sl_reader_open(&e->reading, err);
-    if (!r)
-        return NULL;
-    snprintf(e->reader_name, sizeof e->reader_name, "%s, %s", r->name, r->direct ? "O_DIRECT" : "buffered");
-    return wrap ? wrap(user, r, err) : r;
+    sl_reader *r = engine_open_reader(e, true, wrap, user, err);
+    if (r)
+        snprintf(e->reader_name, sizeof e->reader_name, "%s, %s%s", r->name, r->direct ? "O_DIRECT" : "buffered",
+                 e->mirror ? ", 2 disks" : "");
+    return r;
 }
 
 /* ---- budget ----------------------------------------------------------------------------------------------------- */
@@ -434,6 +434,7 @@ static bool open_experts(sl_engine *e, sl_reader *reader, sl_error *err) {
     e->experts = sl_experts_open(&o, err);
     if (!e->experts)
         return false;
+    e->mirror_reader = e->mirror ? reader : NULL;
     e->pressure.on = e->options.memory == 0 && !e->gpu;
     if (e->pressure.on) {
         e->activity.before = look_before_layer;
@@ -512,6 +513,8 @@ static bool open_rest(sl_engine *e, engine_wrap_reader wrap, void *user, sl_erro
     sl_error why = {0};
     if (!sl_model_config_get(e->model)->moe_layers && e->options.faults)
         return sl_fail(err, SL_ERR_ARGUMENT, "faults: %s has no experts that could be read wrongly", e->path);
+    if (!sl_model_config_get(e->model)->moe_layers && e->options.mirror)
+        sl_logf(&e->log, SL_LOG_WARN, "mirror: %s is dense: nothing of it is read while it runs", e->path);
     e->pool = sl_pool_new(e->threads, err);
     if (!e->pool || !engine_device_open(e, err))
         return false;
@@ -556,7 +559,7 @@ sl_engine *engine_open_wrapped(const sl_engine_options *o, engine_wrap_reader wr
     /* The strings are the caller's. */
     e->options.model = e->options.kv_type = e->options.numeric = e->options.isa = e->options.reader =
         e->options.device = e->options.prefetch = e->options.system_root = e->options.direct = e->options.calibration =
-            e->options.faults = NULL;
+            e->options.faults = e->options.mirror = NULL;
     if (ok)
         return e;
     sl_engine_close(e);
@@ -582,6 +585,7 @@ void sl_engine_close(sl_engine *e) {
     sl_tokenizer_free(e->tokenizer);
     for (size_t i = 0; i < SL_COUNT(e->templates.compiled); i++)
         sl_template_free(e->templates.compiled[i]);
+    sl_mirror_close(e->mirror);
     sl_ckpt_close(e->ckpt);
     pthread_mutex_destroy(&e->templates.mutex);
     engine_core_destroy(e);

@@ -131,24 +131,35 @@ static bool parse_place(item *it, sl_fault_kind kind, sl_error *err) {
 /* ---- items ------------------------------------------------------------------------------------------------------- */
 
 static bool parse_setting(const item *it, bool *known, sl_error *err) {
+    enum { GONE, DELAY, SEED, DISK, PACE };
+    static const struct {
+        const char *name, *expected;
+        uint64_t most;
+    } settings[] = {[GONE] = {"gone", "a number of reads is expected", INT64_MAX},
+                    [DELAY] = {"delay", "milliseconds are expected", MAX_DELAY_MS},
+                    [SEED] = {"seed", "a number is expected", INT64_MAX},
+                    [DISK] = {"disk", "1, or 2 for the mirror, is expected", SL_READER_DISKS},
+                    [PACE] = {"pace", "megabytes per second are expected", 1000000}};
     sl_fault_plan *p = &it->e->faults;
     uint64_t v = 0;
-    bool gone = strcmp(it->name, "gone") == 0, delay = strcmp(it->name, "delay") == 0;
-    *known = gone || delay || strcmp(it->name, "seed") == 0;
+    size_t k = 0;
+    while (k < SL_COUNT(settings) && strcmp(it->name, settings[k].name) != 0)
+        k++;
+    *known = k < SL_COUNT(settings);
     if (!*known)
         return true;
-    if (it->sign != '=' || !parse_number(it->value, delay ? MAX_DELAY_MS : INT64_MAX, &v))
-        return complain(it,
-                        gone    ? "a number of reads is expected"
-                        : delay ? "milliseconds are expected"
-                                : "a number is expected",
-                        err);
-    if (gone)
+    if (it->sign != '=' || !parse_number(it->value, settings[k].most, &v))
+        return complain(it, settings[k].expected, err);
+    if (k == GONE)
         p->fail_after = (int64_t)v;
-    else if (delay)
+    else if (k == DELAY)
         p->delay_ns = v * 1000000;
-    else
+    else if (k == SEED)
         p->seed = v;
+    else if (k == DISK)
+        p->disk = (int)v;
+    else
+        p->bytes_per_second = (double)v * 1e6;
     return true;
 }
 
@@ -166,7 +177,7 @@ static bool parse_item(item *it, sl_error *err) {
         return parse_rate(it->value, (double *)((char *)&it->e->faults + kinds[k].rate)) ||
                complain(it, "a share of all reads, 0 to 1, is expected", err);
     }
-    return complain(it, "eio, short, late, never, gone, delay or seed is expected", err);
+    return complain(it, "eio, short, late, never, gone, delay, seed, disk or pace is expected", err);
 }
 
 static bool parse_copy(sl_engine *e, const char *text, sl_error *err) {
@@ -201,7 +212,7 @@ bool engine_faults_open(sl_engine *e, sl_error *err) {
     sl_buf_free(&one);
     if (!ok)
         return false;
-    e->reading.faults = &e->faults;
+    e->reading.disk[0].faults = &e->faults;
     sl_logf(&e->log, SL_LOG_WARN, "faults are injected into reads of experts: %s", text);
     return true;
 }

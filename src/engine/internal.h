@@ -15,6 +15,8 @@
 #include "engine/state.h"
 #include "engine/vram.h"
 
+#include "experts/mirror.h"
+
 #include <pthread.h>
 
 /* ---- sequences -------------------------------------------------------------------------------------------------- */
@@ -53,8 +55,19 @@ void engine_seq_release(sl_seq *s);
 
 /* ---- reading ---------------------------------------------------------------------------------------------------- */
 
-/* calibrate.c: how experts are read, from the options and from what was measured of their disk. Fills e->reading. */
+/* How experts are read: of the model's disk, and of its mirror's. */
+typedef struct engine_reading {
+    sl_reader_options disk[SL_READER_DISKS]; /* the first one names the second, where there is a mirror */
+    double rate[SL_READER_DISKS];            /* as calibrated; 0: not known */
+    char why[SL_READER_DISKS][128];
+} engine_reading;
+
+/* From the options and from what was measured of the disks; opens the mirror. Fills e->reading and e->mirror. */
 bool engine_choose_reading(sl_engine *e, sl_reader_kind kind, sl_error *err);
+/* The directory with calibrations, as it was asked for; allocated, NULL: nowhere. */
+char *engine_calibrations(const char *asked);
+/* A file with experts; NULL: a dense model. */
+const sl_file *engine_first_file(const sl_engine *e);
 
 /* ---- device.c --------------------------------------------------------------------------------------------------- */
 
@@ -208,8 +221,9 @@ typedef struct engine_routing {
 struct sl_engine {
     sl_engine_options options; /* strings are not kept */
     sl_prefetch prefetch;
-    sl_reader_options reading; /* as chosen */
-    char reading_why[128];
+    engine_reading reading;
+    sl_mirror *mirror;              /* NULL: the model's disk alone */
+    const sl_reader *mirror_reader; /* the store's, for its figures; NULL likewise */
     sl_log log;
     char *path;
     sl_ckpt *ckpt;
@@ -251,6 +265,7 @@ struct sl_engine {
     engine_counters counters, counters_base;
     sl_ops_times times, times_base;
     sl_experts_stats experts_base;
+    sl_mirror_stats disk_base[SL_READER_DISKS];
 };
 
 /* Mutex, conditions, activity: before anything else, and after everything. */
@@ -305,8 +320,10 @@ bool engine_check_open(const sl_engine *e, sl_error *err); /* SL_ERR_ARGUMENT wh
 /* faults.c: options.faults into what the reader is opened with. */
 bool engine_faults_open(sl_engine *e, sl_error *err);
 
-/* Opens with the reader wrapped, for tests that inject faults; wrap takes ownership of inner. */
+/* Opens with the reader wrapped (below a mirror), for tests that inject faults; wrap takes ownership of inner. */
 typedef sl_reader *(*engine_wrap_reader)(void *user, sl_reader *inner, sl_error *err);
+/* A reader as chosen, of one disk or two; faults: with those that were asked for. */
+sl_reader *engine_open_reader(const sl_engine *e, bool faults, engine_wrap_reader wrap, void *user, sl_error *err);
 sl_engine *engine_open_wrapped(const sl_engine_options *o, engine_wrap_reader wrap, void *user, sl_error *err);
 
 /* ---- pressure.c: on the thread that runs steps, while no expert is claimed ---- */

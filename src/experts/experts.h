@@ -32,6 +32,7 @@ typedef struct sl_read {
     uint8_t *dst;
     uint64_t need; /* bytes from offset that must arrive: less than `bytes` when rounded past the end of the file */
     void *tag;
+    int disk; /* of the reader's disks: 0 where there is one */
 } sl_read;
 
 /* A finished read: ok, or the error. */
@@ -48,7 +49,7 @@ typedef struct sl_reader sl_reader;
 struct sl_reader {
     const char *name;
     bool direct; /* reads are O_DIRECT: the store aligns them */
-    /* Copies the descriptors; any n. false: none was taken. */
+    /* Copies the descriptors; any n, all of one disk. false: none was taken. */
     bool (*submit)(sl_reader *r, const sl_read *reads, int n, sl_error *err);
     /* Waits (timeout_ns, 0: only looks, UINT64_MAX: no limit) for results; returns how many were written, <= max. 0
      * whatever the limit where nothing is under way. */
@@ -71,7 +72,11 @@ typedef struct sl_reader_options {
     uint64_t piece_bytes; /* larger reads are split into pieces of this, a multiple of 4096 (0: 512 KiB) */
     uint64_t timeout_ns;  /* a read that takes longer fails (0: 30 s) */
     const sl_fault_plan *faults; /* NULL, or what goes wrong with reads; borrowed until the reader is closed */
+    /* NULL, or a second disk, which has a queue of its own (its kind and time limit are the first one's). */
+    const struct sl_reader_options *second;
 } sl_reader_options;
+
+enum { SL_READER_DISKS = 2 };
 
 sl_reader *sl_reader_open(const sl_reader_options *o, sl_error *err);
 
@@ -99,6 +104,8 @@ struct sl_fault_plan {
     double never_rate, short_rate;
     const sl_fault_place *places; /* borrowed as the plan */
     int32_t place_count;
+    int disk;                /* 0: all reads are meant; n: those of the n-th disk (but SHORT) */
+    double bytes_per_second; /* not 0: these reads come no faster than from a disk of this rate */
 };
 /* Wraps any reader: all but short_rate and SHORT of the plan, which sl_reader_open takes. Takes ownership of inner. On
  * failure inner is closed too. */

@@ -47,20 +47,24 @@ static sl_reader *open_kind(sl_reader_kind kind, experts_reader_setup *s, sl_err
     }
     /* Containers and hardened kernels forbid io_uring: that is no failure. */
     sl_reader *r = experts_reader_uring(s, NULL);
-    s->depth = 0;
+    for (int i = 0; i < s->disks; i++)
+        s->disk[i].depth = 0;
     return r ? r : experts_reader_pread(s, err);
 }
 
-sl_reader *sl_reader_open(const sl_reader_options *o, sl_error *err) {
+static bool add_disk(experts_reader_setup *s, const sl_reader_options *o, sl_error *err) {
     uint64_t piece = o->piece_bytes ? o->piece_bytes : DEFAULT_PIECE;
     if (piece < LEAST_PIECE || piece > LARGEST_PIECE || piece % LEAST_PIECE)
-        return sl_fail_null(err, SL_ERR_ARGUMENT, "reader: pieces of %llu bytes, a multiple of %d up to %d expected",
-                            (unsigned long long)piece, LEAST_PIECE, LARGEST_PIECE);
-    experts_reader_setup s = {.direct = !o->buffered,
-                              .depth = o->depth,
-                              .piece_bytes = piece,
-                              .timeout_ns = o->timeout_ns ? o->timeout_ns : DEFAULT_TIMEOUT_NS,
-                              .faults = o->faults};
+        return sl_fail(err, SL_ERR_ARGUMENT, "reader: pieces of %llu bytes, a multiple of %d up to %d expected",
+                       (unsigned long long)piece, LEAST_PIECE, LARGEST_PIECE);
+    s->disk[s->disks++] = (experts_disk_setup){.direct = !o->buffered, .depth = o->depth, .piece_bytes = piece};
+    return true;
+}
+
+sl_reader *sl_reader_open(const sl_reader_options *o, sl_error *err) {
+    experts_reader_setup s = {.timeout_ns = o->timeout_ns ? o->timeout_ns : DEFAULT_TIMEOUT_NS, .faults = o->faults};
+    if (!add_disk(&s, o, err) || (o->second && !add_disk(&s, o->second, err)))
+        return NULL;
     sl_reader *r = open_kind(o->kind, &s, err);
     if (!r || !o->faults)
         return r;

@@ -88,7 +88,7 @@ void experts_jobs_free(experts_jobs *q);
 
 /* The message of a failed read: file, length, offset, reason. */
 void experts_read_error(const sl_read *r, experts_read_failure failure, int saved_errno, uint64_t at, sl_error *err);
-/* The descriptor a reader uses for a file: O_DIRECT where asked for and possible. */
+/* Whether a reader uses the O_DIRECT descriptor of a file: where asked for and possible. */
 static inline bool experts_file_direct(const sl_file *f, bool direct) {
     return direct && f->direct_fd >= 0;
 }
@@ -111,11 +111,18 @@ static inline uint64_t experts_mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-/* Options with their defaults filled in. */
-typedef struct experts_reader_setup {
+/* Options with their defaults filled in. Each disk has its own queue: what waits for one does not wait for the other.
+ */
+typedef struct experts_disk_setup {
     bool direct;
     int depth; /* 0: the reader's own default */
-    uint64_t piece_bytes, timeout_ns;
+    uint64_t piece_bytes;
+} experts_disk_setup;
+
+typedef struct experts_reader_setup {
+    int disks;
+    experts_disk_setup disk[SL_READER_DISKS];
+    uint64_t timeout_ns;
     const sl_fault_plan *faults;
 } experts_reader_setup;
 

@@ -22,8 +22,9 @@ typedef struct fault_reader {
     sl_reader base;
     sl_reader *inner;
     sl_fault_plan plan;
-    int64_t *times; /* [place_count] reads that each place had */
-    uint64_t count; /* reads so far */
+    int64_t *times;      /* [place_count] reads that each place had */
+    uint64_t count;      /* reads so far that are meant */
+    uint64_t busy_until; /* the paced disk has what was asked of it until then */
     experts_list delayed;
     experts_list results; /* to be handed out */
     experts_list held;    /* results that wait for a later one to overtake them */
@@ -76,7 +77,29 @@ static void delay_read(fault_reader *f, fault_read *r, uint64_t delay_ns) {
     experts_list_push_last(&f->delayed, &r->link);
 }
 
+/* It reaches the wrapped reader when a disk of this rate would have read it. */
+static void pace_read(fault_reader *f, fault_read *r) {
+    uint64_t now = sl_now_ns(), from = f->busy_until > now ? f->busy_until : now;
+    f->busy_until = from + (uint64_t)((double)r->read.need * 1e9 / f->plan.bytes_per_second);
+    r->due = f->busy_until;
+    r->expiry = UINT64_MAX;
+    experts_list_push_last(&f->delayed, &r->link);
+}
+
+static bool is_meant(const fault_reader *f, const fault_read *r) {
+    return f->plan.disk == 0 || f->plan.disk == r->read.disk + 1;
+}
+
+static void pass_on_now(fault_reader *f, fault_read *r) {
+    if (!pass_on(f, r, NULL))
+        fail_read(f, r, EIO);
+}
+
 static void start_read(fault_reader *f, fault_read *r) {
+    if (!is_meant(f, r)) {
+        pass_on_now(f, r);
+        return;
+    }
     bool gone = f->plan.fail_after >= 0 && f->count >= (uint64_t)f->plan.fail_after;
     bool error = placed(f, SL_FAULT_EIO, &r->read) || drawn(f, 1, f->plan.error_rate);
     bool delay = placed(f, SL_FAULT_LATE, &r->read) || drawn(f, 2, f->plan.delay_rate);
@@ -87,8 +110,10 @@ static void start_read(fault_reader *f, fault_read *r) {
         fail_read(f, r, gone ? ENODEV : EIO);
     else if (never || delay)
         delay_read(f, r, never ? UINT64_MAX : f->plan.delay_ns);
-    else if (!pass_on(f, r, NULL))
-        fail_read(f, r, EIO);
+    else if (f->plan.bytes_per_second > 0)
+        pace_read(f, r);
+    else
+        pass_on_now(f, r);
 }
 
 static bool fault_submit(sl_reader *reader, const sl_read *reads, int n, sl_error *err) {

@@ -42,8 +42,13 @@ static experts_job *take_spare(experts_jobs *q) {
     return j ? j : malloc(sizeof *j);
 }
 
+/* Reads are aligned as their model's first disk wants it, which a second one may find too little. */
+static bool is_aligned(const sl_read *r) {
+    return (r->offset | r->bytes | (uintptr_t)r->dst) % r->file->direct_align == 0;
+}
+
 static void init_job(const experts_jobs *q, experts_job *j, const sl_read *r) {
-    bool direct = experts_file_direct(r->file, q->direct);
+    bool direct = experts_file_direct(r->file, q->direct) && is_aligned(r);
     *j = (experts_job){.read = *r,
                        .fd = direct ? r->file->direct_fd : r->file->fd,
                        .buffered = !direct,

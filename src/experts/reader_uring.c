@@ -1,7 +1,8 @@
 /* The io_uring reader: reads go to the kernel from the step's own thread, many at once, and come back through a ring
  * in shared memory, so that looking for results costs no system call.
  *
- * At most `depth` pieces are with the kernel; the rest waits in the job lists and follows as completions are seen.
+ * At most `depth` pieces of a disk are with the kernel; the rest waits in the job lists and follows as completions are
+ * seen. Disks share the ring and nothing else.
  * Slabs are registered one by one, which saves pinning their pages at every read; where RLIMIT_MEMLOCK forbids that
  * the same read is issued unregistered. */
 #include "experts/reader.h"
@@ -25,11 +26,17 @@ typedef struct flight {
     int next_free;
 } flight;
 
+typedef struct lane {
+    experts_jobs jobs;
+    int depth, flying;
+} lane;
+
 typedef struct uring_reader {
     sl_reader base;
     struct io_uring ring;
-    experts_jobs jobs;
-    int depth;
+    lane lane[SL_READER_DISKS];
+    int lanes;
+    int depth;       /* of all lanes */
     flight *flights; /* [depth] */
     int free_flight;
     int flying;
@@ -134,7 +141,7 @@ static bool push_piece(uring_reader *u, flight *f) {
     const sl_read *r = &p->job->read;
     uint64_t at = p->begin + p->done;
     uint8_t *dst = r->dst + at;
-    unsigned n = (unsigned)experts_piece_ask(&u->jobs, p);
+    unsigned n = (unsigned)experts_piece_ask(&u->lane[r->disk].jobs, p);
     const region *g = find_region(u, dst, n);
     if (g)
         io_uring_prep_read_fixed(sqe, p->job->fd, dst, n, r->offset + at, g->number);
@@ -142,6 +149,10 @@ static bool push_piece(uring_reader *u, flight *f) {
         io_uring_prep_read(sqe, p->job->fd, dst, n, r->offset + at);
     io_uring_sqe_set_data64(sqe, (uint64_t)(f - u->flights));
     return true;
+}
+
+static lane *lane_of(uring_reader *u, const flight *f) {
+    return &u->lane[f->piece.job->read.disk];
 }
 
 static void land(uring_reader *u, flight *f) {
@@ -152,11 +163,13 @@ static void land(uring_reader *u, flight *f) {
 }
 
 static void piece_over(uring_reader *u, flight *f) {
-    experts_job *ended = experts_jobs_piece_over(&u->jobs, &f->piece);
+    lane *l = lane_of(u, f);
+    experts_job *ended = experts_jobs_piece_over(&l->jobs, &f->piece);
     land(u, f);
+    l->flying--;
     if (ended) {
         experts_job_drop(ended);
-        experts_jobs_finish(&u->jobs, ended);
+        experts_jobs_finish(&l->jobs, ended);
     }
 }
 
@@ -168,24 +181,30 @@ static void issue_piece(uring_reader *u, flight *f) {
     }
 }
 
-/* Keeps the kernel's queue full. */
-static void issue(uring_reader *u) {
-    uint64_t now = sl_now_ns();
-    while (u->free_flight != NO_PIECE) {
+static void fill_lane(uring_reader *u, lane *l, uint64_t now) {
+    while (l->flying < l->depth) { /* then there is a free flight, too */
         flight *f = &u->flights[u->free_flight];
-        if (!experts_jobs_next_piece(&u->jobs, now, &f->piece))
+        if (!experts_jobs_next_piece(&l->jobs, now, &f->piece))
             break;
         u->free_flight = f->next_free;
         u->flying++;
+        l->flying++;
         issue_piece(u, f);
     }
+}
+
+/* Keeps the kernel's queues full. */
+static void issue(uring_reader *u) {
+    uint64_t now = sl_now_ns();
+    for (int i = 0; i < u->lanes; i++)
+        fill_lane(u, &u->lane[i], now);
     if (io_uring_sq_ready(&u->ring))
         io_uring_submit(&u->ring);
 }
 
 static bool uring_submit(sl_reader *r, const sl_read *reads, int n, sl_error *err) {
     uring_reader *u = self_of(r);
-    if (!experts_jobs_add(&u->jobs, reads, n, err))
+    if (n > 0 && !experts_jobs_add(&u->lane[reads->disk].jobs, reads, n, err))
         return false;
     issue(u);
     return true;
@@ -197,7 +216,7 @@ static void land_completion(uring_reader *u, const struct io_uring_cqe *cqe) {
     if (cqe->user_data == CANCEL_DATA)
         return;
     flight *f = &u->flights[cqe->user_data];
-    bool over = experts_piece_advance(&f->piece, experts_piece_answer(&u->jobs, &f->piece, cqe->res));
+    bool over = experts_piece_advance(&f->piece, experts_piece_answer(&lane_of(u, f)->jobs, &f->piece, cqe->res));
     /* A read that was given up must not go on for ever on EAGAIN. */
     if (!over && f->piece.job->failure == EXPERTS_READ_OK)
         issue_piece(u, f);
@@ -231,7 +250,11 @@ static void cancel_flights(uring_reader *u, bool all) {
 }
 
 static void expire(uring_reader *u) {
-    if (experts_jobs_expire(&u->jobs, sl_now_ns()) > 0)
+    uint64_t now = sl_now_ns();
+    int flying = 0;
+    for (int i = 0; i < u->lanes; i++)
+        flying += experts_jobs_expire(&u->lane[i].jobs, now);
+    if (flying > 0)
         cancel_flights(u, false);
 }
 
@@ -246,7 +269,26 @@ static void wait_completion(uring_reader *u, uint64_t ns) {
 }
 
 static bool has_work(const uring_reader *u) {
-    return u->flying > 0 || u->jobs.waiting.first || u->jobs.finished.first || u->jobs.notices.first;
+    bool work = u->flying > 0;
+    for (int i = 0; i < u->lanes; i++)
+        work |= u->lane[i].jobs.waiting.first || u->lane[i].jobs.finished.first || u->lane[i].jobs.notices.first;
+    return work;
+}
+
+static int take_results(uring_reader *u, sl_read_result *out, int max) {
+    int n = 0;
+    for (int i = 0; i < u->lanes; i++)
+        n += experts_jobs_results(&u->lane[i].jobs, out + n, max - n);
+    return n;
+}
+
+static uint64_t next_deadline(const uring_reader *u) {
+    uint64_t at = UINT64_MAX;
+    for (int i = 0; i < u->lanes; i++) {
+        uint64_t own = experts_jobs_deadline(&u->lane[i].jobs);
+        at = own < at ? own : at;
+    }
+    return at;
 }
 
 static int uring_collect(sl_reader *r, sl_read_result *out, int max, uint64_t timeout_ns) {
@@ -256,11 +298,11 @@ static int uring_collect(sl_reader *r, sl_read_result *out, int max, uint64_t ti
         land_completions(u);
         expire(u);
         issue(u);
-        int n = experts_jobs_results(&u->jobs, out, max);
+        int n = take_results(u, out, max);
         uint64_t now = sl_now_ns();
         if (n > 0 || now >= end || !has_work(u))
             return n;
-        uint64_t deadline = experts_jobs_deadline(&u->jobs);
+        uint64_t deadline = next_deadline(u);
         wait_completion(u, experts_time_left(deadline < end ? deadline : end, now));
     }
 }
@@ -269,7 +311,8 @@ static int uring_collect(sl_reader *r, sl_read_result *out, int max, uint64_t ti
 
 /* The kernel owns the pieces' memory until their completions are here. Requests it never took are not waited for. */
 static void drain(uring_reader *u) {
-    experts_jobs_drop_waiting(&u->jobs);
+    for (int i = 0; i < u->lanes; i++)
+        experts_jobs_drop_waiting(&u->lane[i].jobs);
     cancel_flights(u, true);
     io_uring_submit(&u->ring);
     while (u->flying > (int)io_uring_sq_ready(&u->ring)) {
@@ -285,7 +328,8 @@ static void drain(uring_reader *u) {
 }
 
 static void free_reader(uring_reader *u) {
-    experts_jobs_free(&u->jobs);
+    for (int i = 0; i < u->lanes; i++)
+        experts_jobs_free(&u->lane[i].jobs);
     free(u->flights);
     free(u->regions);
     free(u->free_numbers);
@@ -316,28 +360,40 @@ static bool open_flights(uring_reader *u) {
     return u->flights != NULL;
 }
 
+static bool open_lanes(uring_reader *u, const experts_reader_setup *s, sl_error *err) {
+    for (u->lanes = 0; u->lanes < s->disks; u->lanes++) {
+        const experts_disk_setup *d = &s->disk[u->lanes];
+        int depth = d->depth ? d->depth : DEFAULT_DEPTH;
+        if (depth < 1 || depth > MAX_DEPTH)
+            return sl_fail(err, SL_ERR_ARGUMENT, "io_uring: queue depth %d, expected 1 to %d", depth, MAX_DEPTH);
+        experts_jobs jobs = {
+            .direct = d->direct, .piece_bytes = d->piece_bytes, .timeout_ns = s->timeout_ns, .faults = s->faults};
+        u->lane[u->lanes] = (lane){.jobs = jobs, .depth = depth};
+        u->depth += depth;
+    }
+    return true;
+}
+
 sl_reader *experts_reader_uring(const experts_reader_setup *s, sl_error *err) {
-    int depth = s->depth ? s->depth : DEFAULT_DEPTH;
-    if (depth < 1 || depth > MAX_DEPTH)
-        return sl_fail_null(err, SL_ERR_ARGUMENT, "io_uring: queue depth %d, expected 1 to %d", depth, MAX_DEPTH);
     uring_reader *u = calloc(1, sizeof *u);
     if (!u)
         return sl_fail_null(err, SL_ERR_MEMORY, "io_uring: out of memory");
-    int e = open_ring(&u->ring, (unsigned)depth);
+    if (!open_lanes(u, s, err)) {
+        free_reader(u);
+        return NULL;
+    }
+    int depth = u->depth, e = open_ring(&u->ring, (unsigned)depth);
     if (e < 0) {
         free_reader(u);
         return sl_fail_errno(err, SL_ERR_UNSUPPORTED, -e, "io_uring: cannot set up a ring of %d", depth), NULL;
     }
-    u->depth = depth;
     if (!open_flights(u) || !open_regions(u)) {
         io_uring_queue_exit(&u->ring);
         free_reader(u);
         return sl_fail_null(err, SL_ERR_MEMORY, "io_uring: out of memory for a queue of %d", depth);
     }
-    u->jobs = (experts_jobs){
-        .direct = s->direct, .piece_bytes = s->piece_bytes, .timeout_ns = s->timeout_ns, .faults = s->faults};
     u->base = (sl_reader){.name = "uring",
-                          .direct = s->direct,
+                          .direct = s->disk[0].direct,
                           .submit = uring_submit,
                           .collect = uring_collect,
                           .add_memory = uring_add_memory,

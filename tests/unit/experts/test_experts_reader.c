@@ -30,7 +30,7 @@ static void make_batch(batch *b, const sl_file *f, bool direct, uint8_t *memory,
         uint64_t offset = begin / align * align, bytes = sl_round_up(end - offset, align);
         if (at + bytes + 4096 > MEMORY_BYTES)
             break;
-        b->read[b->n] = (sl_read){f, offset, bytes, memory + at, end - offset, &b->read[b->n]};
+        b->read[b->n] = (sl_read){f, offset, bytes, memory + at, end - offset, &b->read[b->n], 0};
         at += sl_round_up(bytes, 4096);
     }
     memset(memory, 0xa5, MEMORY_BYTES);
@@ -160,7 +160,8 @@ static void a_truncated_file_is_an_error_with_place_and_sizes(void **state) {
         sl_reader *reader = reader_make(&reader_cases[c]);
         if (reader) {
             assert_int_equal(truncate(f->path, 40960), 0);
-            sl_read read[2] = {{f, 32768, 16384, memory, 16384, &read[0]}, {f, 81920, 4096, memory, 4096, &read[1]}};
+            sl_read read[2] = {{f, 32768, 16384, memory, 16384, &read[0], 0},
+                               {f, 81920, 4096, memory, 4096, &read[1], 0}};
             sl_error err;
             assert_true(reader->submit(reader, read, 2, &err));
             for (int left = 2; left > 0;) {
@@ -191,7 +192,7 @@ static void a_failed_read_says_why(void **state) {
         if (!reader)
             continue;
         sl_file f = {.path = "gone.bin", .fd = 987654, .direct_fd = 987654, .direct_align = 512, .size = 1 << 20};
-        sl_read read = {&f, 512, 32768, memory, 32768, NULL};
+        sl_read read = {&f, 512, 32768, memory, 32768, NULL, 0};
         sl_error err;
         sl_read_result got;
         assert_true(reader->submit(reader, &read, 1, &err));
@@ -236,7 +237,7 @@ static void a_read_that_takes_too_long_is_told_twice(void **state) {
     stuck_file s;
     stuck_open(&s);
     uint8_t memory[64];
-    sl_read read = {&s.file, 0, 64, memory, 64, &s};
+    sl_read read = {&s.file, 0, 64, memory, 64, &s, 0};
     sl_error err;
     sl_read_result got[2];
     assert_true(reader->submit(reader, &read, 1, &err));
@@ -262,7 +263,7 @@ static void short_reads_go_on_where_they_stopped(void **state) {
     for (int i = 0; i < 100; i++)
         sent[i] = (uint8_t)(i + 1);
     memset(memory, 0xa5, sizeof memory);
-    sl_read read = {&s.file, 0, 64, memory, 64, &s};
+    sl_read read = {&s.file, 0, 64, memory, 64, &s, 0};
     sl_error err;
     sl_read_result got;
     assert_true(reader->submit(reader, &read, 1, &err));
@@ -313,7 +314,7 @@ static void a_short_direct_read_goes_on_from_a_whole_block(void **state) {
 static void reads_behind_a_stuck_one_have_a_time_limit(void **state) {
     sl_file f = {.path = "stuck.bin", .fd = -1, .direct_fd = -1, .size = 1 << 20};
     experts_jobs q = {.piece_bytes = 4096, .timeout_ns = 1000};
-    sl_read read[2] = {{&f, 0, 4096, NULL, 4096, &read[0]}, {&f, 4096, 4096, NULL, 4096, &read[1]}};
+    sl_read read[2] = {{&f, 0, 4096, NULL, 4096, &read[0], 0}, {&f, 4096, 4096, NULL, 4096, &read[1], 0}};
     sl_error err;
     experts_piece p;
     sl_read_result got[4];
@@ -340,7 +341,7 @@ static void a_stuck_queue_fails_what_waits_in_it(void **state) {
     stuck_file s;
     stuck_open(&s);
     uint8_t memory[128];
-    sl_read read[2] = {{&s.file, 0, 64, memory, 64, &read[0]}, {&s.file, 64, 64, memory + 64, 64, &read[1]}};
+    sl_read read[2] = {{&s.file, 0, 64, memory, 64, &read[0], 0}, {&s.file, 64, 64, memory + 64, 64, &read[1], 0}};
     sl_error err;
     sl_read_result got;
     int last[2] = {0};
@@ -365,7 +366,7 @@ static void close_cancels_what_is_in_flight(void **state) {
     sl_read read[5];
     sl_error err;
     for (int i = 0; i < 5; i++)
-        read[i] = (sl_read){&s.file, 0, 64, memory + i * 64, 64, NULL};
+        read[i] = (sl_read){&s.file, 0, 64, memory + i * 64, 64, NULL, 0};
     assert_true(reader->submit(reader, read, 5, &err));
     reader->close(reader); /* would hang */
     stuck_close(&s);
@@ -424,7 +425,7 @@ static int read_unregistered(const sl_file *f, const uint8_t *bytes, uint8_t *me
     if (!reader)
         return 77;
     reader->add_memory(reader, memory, MEMORY_BYTES);
-    sl_read read = {f, 4096, 8192, memory, 8192, NULL};
+    sl_read read = {f, 4096, 8192, memory, 8192, NULL, 0};
     sl_error err;
     sl_read_result got;
     bool ok = reader->submit(reader, &read, 1, &err) && reader->collect(reader, &got, 1, UINT64_MAX) == 1 && got.ok &&

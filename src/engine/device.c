@@ -81,7 +81,7 @@ bool engine_device_open(sl_engine *e, sl_error *err) {
     e->device_auto = o->device && strcmp(o->device, "auto") == 0;
     if (e->device_auto)
         choose_device(e);
-    else if (!is_cpu(o->device) && !(e->gpu = open_named(e, o->device, err)))
+    else if (!is_cpu(o->device) && (!(e->gpu = open_named(e, o->device, err)) || !takes_model(e, e->gpu, err)))
         return false;
     sl_gpu_info info = {.size = sizeof info};
     if (e->gpu)

@@ -116,25 +116,22 @@ def test_guesses_of_experts_are_the_cpus(run, model):
     assert done.returncode != 0 and "prefetch router" in done.stderr and done.stderr.count("\n") == 1
 
 
-def heads_of(repo, path, dim):
-    """A checkpoint of bf16 whose heads are cut, or repeated, to another size."""
-    shutil.copytree(repo / "tests/golden/arch/qwen3_moe-fused", path)
-    config = json.loads((path / "config.json").read_text())
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"], "v_proj": config["num_key_value_heads"]}
-    heads |= {"o_proj": config["num_attention_heads"], "q_norm": 1, "k_norm": 1}
-    config["head_dim"] = dim
-    (path / "config.json").write_text(json.dumps(config))
+def remade(source, path, rows_of, **config):
+    """The checkpoint with other values in its (text) configuration; rows_of(name, shape) -> (axis, indices) or None: what becomes of a tensor."""
+    shutil.copytree(source, path)
+    said = json.loads((path / "config.json").read_text())
+    said.get("text_config", said).update(config)
+    (path / "config.json").write_text(json.dumps(said))
     raw = (path / "model.safetensors").read_bytes()
     (size,) = struct.unpack("<Q", raw[:8])
     header, data, out = json.loads(raw[8 : 8 + size]), raw[8 + size :], b""
     for name, t in header.items():
-        kind = next((k for k in heads if k in name), None)
         if name == "__metadata__":
             continue
         bits = np.frombuffer(data[slice(*t["data_offsets"])], "<u2" if t["dtype"] == "BF16" else "<u4").reshape(t["shape"])
-        if kind:
-            axis = int(kind == "o_proj")
-            bits = np.take(bits, np.arange(heads[kind] * dim) % bits.shape[axis], axis=axis)
+        taken = rows_of(name, bits.shape)
+        if taken:
+            bits = np.take(bits, taken[1], axis=taken[0])
         t |= {"shape": list(bits.shape), "data_offsets": [len(out), len(out) + bits.nbytes]}
         out += np.ascontiguousarray(bits).tobytes()
     text = json.dumps(header).encode()
@@ -142,8 +139,45 @@ def heads_of(repo, path, dim):
     return path
 
 
-def test_heads_that_kernels_are_not_made_for_are_named_before_anything_is_read(run, repo, tmp_path):
-    path = heads_of(repo, tmp_path / "odd", 18)
-    done = run("run", path, PROMPT, "--raw", "--device", "soft", check=False)
-    assert done.returncode != 0 and done.stderr.count("\n") == 1
-    assert str(path) in done.stderr and "heads of 18" in done.stderr and "multiples of 4 up to 576" in done.stderr
+def heads_of(repo, path, dim):
+    """A checkpoint of bf16 whose heads are cut, or repeated, to another size."""
+    source = repo / "tests/golden/arch/qwen3_moe-fused"
+    config = json.loads((source / "config.json").read_text())
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"], "v_proj": config["num_key_value_heads"]}
+    heads |= {"o_proj": config["num_attention_heads"], "q_norm": 1, "k_norm": 1}
+
+    def rows_of(name, shape):
+        kind, axis = next((k for k in heads if k in name), None), int("o_proj" in name)
+        return (axis, np.arange(heads[kind] * dim) % shape[axis]) if kind else None
+
+    return remade(source, path, rows_of, head_dim=dim)
+
+
+def keys_of(repo, path, dim):
+    """A checkpoint with linear attention whose keys are repeated to another size."""
+    source = repo / "tests/golden/arch/qwen3_5_moe"
+    text = json.loads((source / "config.json").read_text())["text_config"]
+    heads = text["linear_num_key_heads"]
+    keys, values = 2 * heads * text["linear_key_head_dim"], text["linear_num_value_heads"] * text["linear_value_head_dim"]
+    channels = np.concatenate([np.arange(2 * heads * dim) % keys, keys + np.arange(values)])
+    return remade(source, path, lambda name, _: (0, channels) if "in_proj_qkv" in name or "conv1d" in name else None, linear_key_head_dim=dim)
+
+
+@pytest.mark.parametrize("make, size, words", [
+    (heads_of, 18, "attention layer 0: heads of 18, values of 18 on a GPU: multiples of 4 up to 576 expected"),
+    (keys_of, 260, "delta layer 0: keys of 260 on a GPU: at most 256 expected"),
+])
+def test_sizes_that_kernels_are_not_made_for_are_named_before_anything_is_read(run, repo, build, tmp_path, make, size, words):
+    """By every command that takes the device; where the program chooses, the CPU it is, and it says why."""
+    path = make(repo, tmp_path / "odd", size)
+    for side in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(repo / "tests/golden/arch/qwen3_moe" / side, path)
+    for command in (["run", path, PROMPT, "--raw"], ["info", path], ["plan", path]):
+        done = run(*command, "--device", "soft", check=False)
+        assert done.returncode == 1 and done.stderr == f"sluice: {path}: {words}\n" and done.stdout == ""
+    stand_in = str(build / "libcuda_standin.so")
+    env = {**os.environ, "SLUICE_CUDA_LIBRARY": stand_in, "SLUICE_NVRTC_LIBRARY": stand_in}
+    on_cpu = run("run", path, PROMPT, "--raw", "-n", 3)
+    done = run("run", path, PROMPT, "--raw", "-n", 3, "--device", "auto", "--verbose", env=env)
+    assert done.stdout == on_cpu.stdout
+    assert any("device auto: cpu" in line and words in line for line in done.stderr.splitlines()), done.stderr

@@ -14,6 +14,7 @@ typedef struct bench_window {
     double replay_seconds; /* this window's reads without computing; < 0: not replayed */
     double bound_seconds;  /* causal bound: dense + max(reads, hits) per layer + head; < 0: not known */
     double ideal_seconds;  /* max(all reads at the disk's rate, all compute): what perfect foresight would allow */
+    double disk_rate;      /* bytes per second of this window's reads, some at once; < 0: not replayed */
     double memory_read;    /* bytes per second measured beside it; < 0: not measured */
     const char *replay_reader;
 } bench_window;
@@ -28,6 +29,7 @@ typedef struct bench_prefill {
 typedef struct bench_result {
     int prefill_tokens, decode_tokens, warmup, repeat;
     int sequences;          /* each decodes decode_tokens */
+    double copy_rate;       /* bytes per second to the memory of a GPU that has its own; 0: there is none */
     bench_prefill *prefill; /* [repeat]; NULL: none */
     bench_window *windows;  /* [repeat]; NULL: none */
 } bench_result;

@@ -60,6 +60,22 @@ static double value_ahead(const bench_window *w) {
 static double value_ahead_used(const bench_window *w) {
     return w->stats.prefetch_reads ? (double)w->stats.prefetch_used / (double)w->stats.prefetch_reads : 0;
 }
+static double value_copied(const bench_window *w) {
+    return (double)w->stats.vram_copied / w->seconds;
+}
+static double value_there(const bench_window *w) {
+    double asked = (double)(w->stats.vram_hits + w->stats.vram_misses);
+    return asked > 0 ? (double)w->stats.vram_hits / asked : -1;
+}
+static double value_from_disk(const bench_window *w) {
+    return (double)w->stats.expert_bytes_read / w->seconds;
+}
+static double value_disk_share(const bench_window *w) {
+    return w->disk_rate > 0 ? value_from_disk(w) / w->disk_rate : -1;
+}
+static double value_disk_rate(const bench_window *w) {
+    return w->disk_rate;
+}
 static double value_wait(const bench_window *w) {
     return (double)w->stats.expert_wait_ns / 1e9;
 }
@@ -129,17 +145,29 @@ static json_t *window_json(const bench_window *w, const sl_engine_info *info) {
                      "read_ahead_used", (json_int_t)s->prefetch_used, "disks", cli_disks_json(s->disk, info));
 }
 
+/* null: the device has no memory of its own, or no experts were asked of it. */
+static json_t *tiers_json(const bench_result *r) {
+    if (r->copy_rate <= 0 || median_of(r, value_there) < 0)
+        return json_null();
+    return json_pack("{s:I, s:f, s:f, s:f, s:f, s:f, s:o, s:o}", "slots", (json_int_t)r->windows[0].stats.vram_slots,
+                     "hit_rate", median_of(r, value_there), "copied_bytes_per_second", median_of(r, value_copied),
+                     "copy_limit_bytes_per_second", r->copy_rate, "share_of_copy_limit",
+                     median_of(r, value_copied) / r->copy_rate, "disk_bytes_per_second", median_of(r, value_from_disk),
+                     "disk_limit_bytes_per_second", known(median_of(r, value_disk_rate)), "share_of_disk_limit",
+                     known(median_of(r, value_disk_share)));
+}
+
 static json_t *decode_json(const bench_result *r, const sl_engine_info *info) {
     json_t *list = json_array();
     for (int i = 0; i < r->repeat; i++)
         json_array_append_new(list, window_json(&r->windows[i], info));
-    return json_pack("{s:i, s:i, s:i, s:f, s:o, s:f, s:o, s:o, s:o, s:o, s:o}", "tokens", r->decode_tokens, "sequences",
-                     r->sequences, "warmup", r->warmup, "tokens_per_second", median_of(r, value_speed), "hit_rate",
-                     known(median_of(r, value_hit_rate)), "bytes_read", median_of(r, value_read),
-                     "share_of_causal_bound", known(median_of(r, value_share_of_bound)), "share_of_ideal_bound",
-                     known(median_of(r, value_share_of_ideal)), "memory_read_bytes_per_second",
-                     known(median_of(r, value_memory)), "weight_bytes_per_second",
-                     known(r->sequences == 1 ? weight_rate(r, info) : -1), "repetitions", list);
+    return json_pack(
+        "{s:i, s:i, s:i, s:f, s:o, s:f, s:o, s:o, s:o, s:o, s:o, s:o}", "tokens", r->decode_tokens, "sequences",
+        r->sequences, "warmup", r->warmup, "tokens_per_second", median_of(r, value_speed), "hit_rate",
+        known(median_of(r, value_hit_rate)), "bytes_read", median_of(r, value_read), "share_of_causal_bound",
+        known(median_of(r, value_share_of_bound)), "share_of_ideal_bound", known(median_of(r, value_share_of_ideal)),
+        "memory_read_bytes_per_second", known(median_of(r, value_memory)), "weight_bytes_per_second",
+        known(r->sequences == 1 ? weight_rate(r, info) : -1), "gpu_memory", tiers_json(r), "repetitions", list);
 }
 
 static int print_json(const sl_engine *e, const bench_result *r) {
@@ -177,8 +205,29 @@ static void print_setting(const sl_engine_info *i, const sl_stats *s) {
                (unsigned long long)i->experts * (unsigned long long)i->moe_layers);
     printf("%s%s", i->reader_why[0] ? "; reads " : "", i->reader_why);
     printf("%s%s\n", i->approximation[0] ? "; APPROXIMATION: " : "", i->approximation);
+    cli_print_vram(stdout, "vram      ", i);
+    if (i->device_why[0])
+        printf("device    auto: %s (%s)\n", i->device, i->device_why);
     printf("memory    budget %s, of it at most %s counted, process peak %s\n", cli_size(i->memory, budget),
            cli_size(s->memory_peak, peak), cli_size(sl_peak_rss(), process));
+}
+
+/* How much of their limits the ways to a GPU's own memory were used: from the host's, and from the disk. */
+static void print_tiers(const bench_result *r) {
+    char slots[16];
+    if (median_of(r, value_there) < 0)
+        return;
+    printf("          GPU memory: %llu slots, hit rate %.1f %%, %s copied there per token\n",
+           (unsigned long long)r->windows[0].stats.vram_slots, 100 * median_of(r, value_there),
+           cli_size((uint64_t)(median_of(r, value_copied) * median_of(r, value_seconds) / bench_tokens(r)), slots));
+    if (median_of(r, value_copied) == 0)
+        return;
+    printf("          host tier: %.2f GB/s, %.1f %% of the %.2f GB/s that pinned memory was copied with\n",
+           median_of(r, value_copied) / 1e9, 100 * median_of(r, value_copied) / r->copy_rate, r->copy_rate / 1e9);
+    if (median_of(r, value_disk_rate) > 0)
+        printf("          disk tier: %.2f GB/s, %.1f %% of the %.2f GB/s of the same reads without computing\n",
+               median_of(r, value_from_disk) / 1e9, 100 * median_of(r, value_disk_share),
+               median_of(r, value_disk_rate) / 1e9);
 }
 
 static void print_decode(const bench_result *r, const sl_engine_info *info) {
@@ -196,6 +245,8 @@ static void print_decode(const bench_result *r, const sl_engine_info *info) {
                weight_rate(r, info) / 1e9, 100 * weight_rate(r, info) / memory, memory / 1e9);
     if (info->experts == 0)
         return;
+    if (r->copy_rate > 0)
+        print_tiers(r);
     if (median_of(r, value_hit_rate) < 0) {
         printf("          all experts are in the device's memory\n");
         return;

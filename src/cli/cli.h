@@ -290,6 +290,9 @@ bool cli_measure_memory_read(int threads, uint64_t spare, cli_machine_rates *out
 bool cli_measure_disk_read(const char *model_path, uint64_t piece, int depth, double seconds, uint64_t spare,
                            cli_machine_rates *out, sl_error *err);
 
+/* Bytes per second from pinned memory of the host to the device's own; takes 32 MiB of each, and gives them back. */
+bool cli_measure_copy(const char *device, double *rate, sl_error *err);
+
 /* Memory for reads that are measured, in huge pages as the engine's slabs (a read scattered over small pages takes the
  * disk more requests), touched. Freed with free. */
 void *cli_read_memory(size_t bytes);

@@ -122,6 +122,7 @@ static bool replay_window(bench *b, bench_window *w, sl_error *err) {
         w->bound_seconds = bound_seconds(b, w, &replay);
         w->ideal_seconds = ideal_seconds(&w->stats, (double)replay.bytes, replay.rate);
         w->replay_reader = replay.reader;
+        w->disk_rate = replay.rate;
     }
     cli_replay_free(&replay);
     free(trace);
@@ -132,7 +133,8 @@ static bool decode_window(bench *b, int index, sl_error *err) {
     bench_window *w = &b->r.windows[index];
     int first = b->r.warmup + index * b->r.decode_tokens;
     bool replay = b->info.experts > 0 && !b->args->no_replay;
-    *w = (bench_window){.replay_seconds = -1, .bound_seconds = -1, .ideal_seconds = -1, .memory_read = -1};
+    *w = (bench_window){
+        .replay_seconds = -1, .bound_seconds = -1, .ideal_seconds = -1, .disk_rate = -1, .memory_read = -1};
     sl_engine_reset_stats(b->e);
     if (replay)
         sl_engine_trace(b->e, true);
@@ -217,19 +219,22 @@ static int need_ids(const bench_result *r) {
     return (int)sl_min_i64(sl_max_i64(decode, r->prefill_tokens), 1 << 24);
 }
 
-/* The context that is asked for, or the model's. */
-static bool find_limit(const cli_args *a, int *limit, sl_error *err) {
+/* The context that is asked for, or the model's; and how fast experts could be brought to the device, measured while
+ * nothing else is there. */
+static bool find_limit(const cli_args *a, int *limit, double *copy_rate, sl_error *err) {
     cli_args quiet = *a;
     sl_engine_info info;
     quiet.log_level = SL_LOG_ERROR;
-    quiet.memory = 0; /* is judged once the context is known */
+    quiet.memory = quiet.vram = 0; /* is judged once the context is known */
     sl_engine *e = cli_open(&quiet, true, err);
     if (!e)
         return false;
     cli_get_info(e, &info);
     cli_close(a, e);
     *limit = a->context ? a->context : info.model_context;
-    return true;
+    bool named = a->device && strcmp(a->device, "auto") != 0;
+    *copy_rate = 0;
+    return !info.vram || cli_measure_copy(named ? a->device : info.device, copy_rate, err);
 }
 
 /* What was not asked for is as usual, or as much as the context holds: then a little more than half is measured. */
@@ -253,7 +258,7 @@ static void fit_tokens(bench_result *r, const cli_args *a, int limit) {
 
 static bool run(bench *b, cli_args *a, sl_error *err) {
     int limit;
-    if (!find_limit(a, &limit, err))
+    if (!find_limit(a, &limit, &b->r.copy_rate, err))
         return false;
     fit_tokens(&b->r, a, limit);
     if (a->context == 0) /* what is needed and no more: KV memory is memory for experts */

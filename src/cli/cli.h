@@ -176,6 +176,9 @@ bool cli_stdout_is_tty(void);
 /* replace.c: whether a file may be written under this name: a new one or a regular file that is none of the inputs
  * (NULL ones are passed over) and in none of those that are directories. */
 bool cli_may_replace(const char *path, const char *const *inputs, size_t n, sl_error *err);
+/* Writes a document in place of what is there; whoever looks, whenever the program ends, sees the old one or the new.
+ */
+bool cli_replace_json(const char *path, const json_t *doc, size_t flags, sl_error *err);
 /* Text of a model or a file to standard output, flushed; on a terminal control characters are shown, not sent. Returns
  * false once standard output does not take bytes (cli_finish says so). */
 bool cli_put(const char *text, size_t n);

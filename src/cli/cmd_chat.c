@@ -5,8 +5,6 @@
 #include "cli.h"
 #include "line_edit.h"
 
-#include <errno.h>
-
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -69,18 +67,8 @@ static void do_system(conversation *c, const char *rest) {
     }
 }
 
-/* Appears under its name only when complete. */
 static bool save_to(const json_t *document, const char *path, sl_error *err) {
-    if (!cli_may_replace(path, NULL, 0, err))
-        return false;
-    char *partial = sl_asprintf("%s.partial", path);
-    bool ok = partial && json_dump_file(document, partial, JSON_INDENT(2)) == 0 && rename(partial, path) == 0;
-    if (!ok)
-        sl_fail_errno(err, SL_ERR_IO, errno, "%s", path);
-    if (!ok && partial)
-        unlink(partial);
-    free(partial);
-    return ok;
+    return cli_may_replace(path, NULL, 0, err) && cli_replace_json(path, document, JSON_INDENT(2), err);
 }
 
 /* "! FILE" may be there already. */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static bool same_file(const char *a, const char *b) {
     struct stat x, y;
@@ -37,4 +38,17 @@ bool cli_may_replace(const char *path, const char *const *inputs, size_t n, sl_e
                                          S_ISDIR(s.st_mode)   ? "a directory"
                                          : S_ISLNK(s.st_mode) ? "a link"
                                                               : "no regular file");
+}
+
+bool cli_replace_json(const char *path, const json_t *doc, size_t flags, sl_error *err) {
+    char *fresh = sl_asprintf("%s.partial", path);
+    if (!fresh)
+        return sl_fail(err, SL_ERR_MEMORY, "%s: out of memory", path);
+    errno = 0;
+    bool ok = json_dump_file(doc, fresh, flags) == 0 && rename(fresh, path) == 0;
+    int saved = errno ? errno : EIO;
+    if (!ok)
+        unlink(fresh);
+    free(fresh);
+    return ok || sl_fail_errno(err, SL_ERR_IO, saved, "%s: cannot write", path);
 }

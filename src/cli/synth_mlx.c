@@ -1,5 +1,6 @@
 /* A synthetic checkpoint as MLX writes it: a directory, matrices affine in groups of 64 with bf16 scales and
  * biases or mxfp4, the rest bf16. */
+#include "cli.h"
 #include "synth.h"
 
 #include "checkpoint/safetensors_write.h"
@@ -16,10 +17,8 @@ enum { CHUNK = 1 << 21 /* elements, or groups */ };
 
 static bool write_json(const char *directory, const char *name, json_t *doc, sl_error *err) {
     char *path = sl_path_join(directory, name);
-    bool free_to = path && synth_replaceable(path, err);
-    bool ok = free_to && doc && json_dump_file(doc, path, JSON_INDENT(1)) == 0;
-    if (!ok && (free_to || !path))
-        sl_fail_errno(err, SL_ERR_IO, errno, "%s/%s", directory, name);
+    bool ok = (path && doc) || sl_fail(err, SL_ERR_MEMORY, "%s/%s: out of memory", directory, name);
+    ok = ok && synth_replaceable(path, err) && cli_replace_json(path, doc, JSON_INDENT(1), err);
     free(path);
     json_decref(doc);
     return ok;

@@ -6,9 +6,9 @@
  * its topic's experts, whatever the layer, as long as its own embedding outweighs what layers add to it. The forced ids
  * stay in a topic for a while. Sizes and strengths were fitted to published hit rates of LRU caches: see
  * docs/performance.md for what they give. */
+#include "cli.h"
 #include "synth.h"
 
-#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -191,8 +191,7 @@ bool synth_skew_ids(const synth_job *job, const char *out, sl_error *err) {
                                                 (int64_t)(synth_next(&state) % (uint64_t)range.count)));
     }
     char *path = synth_skew_path(out);
-    bool ok =
-        path && (json_dump_file(ids, path, JSON_COMPACT) == 0 || sl_fail_errno(err, SL_ERR_IO, errno, "%s", path));
+    bool ok = path ? cli_replace_json(path, ids, JSON_COMPACT, err) : sl_fail(err, SL_ERR_MEMORY, "out of memory");
     free(path);
     json_decref(ids);
     return ok;

@@ -7,7 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* ---- a disk that is made up ---- */
@@ -217,6 +219,37 @@ static void results_come_back(void **state) {
     free(second);
 }
 
+/* A program that stores results again and again and is killed at any moment leaves the last one whole. */
+static void a_result_is_whole_whenever_its_writer_is_killed(void **state) {
+    enum { KILLS = 20 };
+    const char *given = getenv("SL_TEST_SEED");
+    unsigned seed = given ? (unsigned)strtoul(given, NULL, 0) : (unsigned)sl_now_ns();
+    printf("killed: seed %u\n", seed);
+    srand(seed);
+    sl_error err = {0};
+    sl_disk disk = {.id = "serial A1 partition 7"};
+    sl_calibration c = some_result(), back;
+    char *path = sl_calibration_path(directory, &disk);
+    assert_true(sl_calibration_save(path, &disk, &c, &err));
+    for (int i = 0; i < KILLS; i++) {
+        pid_t writer = fork();
+        assert_true(writer >= 0);
+        for (int n = 0; writer == 0; n++) { /* until it is killed */
+            c.read_bytes = (uint64_t)(1000 + n % 1000);
+            sl_calibration_save(path, &disk, &c, &err);
+        }
+        usleep((unsigned)(rand() % 20000));
+        assert_int_equal(kill(writer, SIGKILL), 0);
+        assert_int_equal(waitpid(writer, NULL, 0), writer);
+        memset(&back, 0xa5, sizeof back);
+        if (!sl_calibration_load(path, &disk, &back, &err))
+            fail_msg("kill %d: %s", i, err.message);
+        check_reading(&back.chosen.how, SL_READER_PREAD, false, 16, 1024);
+        assert_true(back.read_bytes == 1234567 || (back.read_bytes >= 1000 && back.read_bytes < 2000));
+    }
+    free(path);
+}
+
 static void damaged_results_are_named(void **state) {
     static const struct {
         const char *from, *to, *says;
@@ -375,6 +408,8 @@ int main(void) {
         cmocka_unit_test(time_that_runs_out_leaves_the_default),
         cmocka_unit_test(a_failing_disk_and_a_stop_end_the_search),
         cmocka_unit_test_setup_teardown(results_come_back, make_directory, remove_directory),
+        cmocka_unit_test_setup_teardown(a_result_is_whole_whenever_its_writer_is_killed, make_directory,
+                                        remove_directory),
         cmocka_unit_test_setup_teardown(damaged_results_are_named, make_directory, remove_directory),
         cmocka_unit_test(what_is_asked_for_wins_over_what_is_stored),
         cmocka_unit_test_setup_teardown(disks_are_told_apart, make_directory, remove_directory),

@@ -59,15 +59,35 @@ def test_first_words_are_completed(run, tmp_path):
         assert " ".join(["list", *shapes]) in text and "check run trace" in text
 
 
-def test_manual_names_every_command_and_option(run, repo):
-    page = (repo / "docs/sluice.1").read_text().replace("\\-", "-").replace("\\fB", " ").replace("\\fR", " ")
-    for command in commands(run):
+def rows_of(run, command):
+    """Options of a command as its help has them: (name, argument or "")."""
+    found = re.findall(r"^  (?:-\w, |    )--([a-z][a-z0-9-]*)(?: (\S+))?", run("help", command).stdout, re.M)
+    return {(name, "FORMAT" if (command, name) == ("synth", "format") else argument) for name, argument in found}  # a list of its own there
+
+
+def manual_rows(repo):
+    """Options of the manual: {section: {(name, argument)}}."""
+    rows, section = {}, None
+    for line in (repo / "docs/sluice.1").read_text().replace("\\-", "-").splitlines():
+        heading = re.match(r"\.S[SH] (\S+)", line)
+        option = re.match(r"(?:\\fB-\w\\fR, )?\\fB--([a-z0-9-]+)\\fR(?: \\fI(\S+)\\fR)?$", line)
+        section = heading.group(1) if heading else section
+        if option:
+            rows.setdefault(section, set()).add((option.group(1), option.group(2) or ""))
+    return rows
+
+
+def test_manual_names_every_command_and_option_and_no_other(run, repo):
+    """With their arguments; an option in a command's own section is one of that command."""
+    page, rows = (repo / "docs/sluice.1").read_text(), manual_rows(repo)
+    real = {c: rows_of(run, c) for c in commands(run)}
+    named = set().union(*rows.values())
+    assert len(real) > 10 and len(real["run"]) > 40
+    for command, options in real.items():
         assert re.search(rf"^\.SS {command}\b", page, re.M), command
-        for option in options_of(run, command):
-            assert f"--{option} " in page, f"{command} --{option}"
-    known = {o for c in commands(run) for o in options_of(run, c)} | {"version", "memory"}
-    for option in re.findall(r"^ --([a-z0-9-]+)", page, re.M):
-        assert option in known, f"--{option} is in the manual only"
+        assert options - named == set(), command
+        assert rows.get(command, set()) - options == set(), command
+    assert named - set().union(*real.values()) == {("version", "")}
 
 
 def variables_read(repo):
@@ -102,6 +122,22 @@ def test_a_variable_that_makes_no_sense_is_not_passed_over(run, repo, name, valu
     done = run("run", model, "x", "--raw", "-n", 1, "--device", device, check=False, env={**os.environ, name: value})
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith(expected) and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/metal.md", "docs/soft.md", "docs/faults.md", "docs/performance.md"])
+def test_documents_name_files_and_functions_that_are_there(repo, name):
+    """A walk through the code that names what was renamed leads nowhere."""
+    text = (repo / name).read_text()
+    source = [p for part in ("src", "include", "tests", "tools", "bench", "examples", "cmake") for p in (repo / part).rglob("*") if p.is_file()]
+    words = {w for p in source if p.suffix in {".c", ".h", ".metal", ".py", ".sh", ".cmake", ".txt"} for w in re.findall(r"\w+", p.read_text(errors="ignore"))}
+    words |= {f"{kind}_{p.stem}" for p in source for kind in ("bench", "example") if p.parent.name in ("bench", "examples")}
+    quoted = " ".join(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S)))
+    functions = set(re.findall(r"(?<![\w/.*<-])[a-z]+_\w*[a-z0-9](?![\w*<])", quoted))
+    assert functions - words == set()
+    files = set(re.findall(r"(?<![\w/])(?:src|tests|tools|bench|cmake|include|examples|docs)/[\w./-]*\w(?![\w*<])", text))
+    assert {f for f in files if not (repo / f).exists()} == set()
+    names = {p.name for p in source}
+    assert {f for f in re.findall(r"(?<![\w./*-])[a-z][a-z0-9_]+\.(?:c|h|metal)\b", text)} - names == set()
 
 
 def test_manual_renders_without_warnings(repo):

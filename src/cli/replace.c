@@ -50,5 +50,5 @@ bool cli_replace_json(const char *path, const json_t *doc, size_t flags, sl_erro
     if (!ok)
         unlink(fresh);
     free(fresh);
-    return ok || sl_fail_errno(err, SL_ERR_IO, saved, "%s: cannot write", path);
+    return ok || sl_fail_errno(err, SL_ERR_IO, saved, "%s", path);
 }

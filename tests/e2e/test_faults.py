@@ -122,7 +122,7 @@ def test_a_conversation_goes_on_after_a_turn_that_failed(run, model, models, rea
 @pytest.mark.parametrize(
     "faults, why",
     [
-        ("eoi=1", "eio, short, late, never, gone, delay or seed"),
+        ("eoi=1", "eio, short, late, never, gone, delay, seed"),
         ("eio=2", "a share of all reads"),
         ("eio@9:1", "no such layer"),
         ("never@n.gguf:1", "no such file"),

@@ -253,7 +253,7 @@ static double check(bench *b, operand *o) {
             squares += p * p;
         }
         double e = fabs(o->y[r] - sum) / sqrt(squares);
-        worst = e <= worst ? worst : e;
+        worst = isnan(worst) || e <= worst ? worst : e; /* a NaN stays */
     }
     free(row);
     return worst;

@@ -3,6 +3,7 @@
 mutate_kernels.py runs what is found here. A mutant removes one barrier, shifts one bound, or changes one index.
 """
 
+import random
 import re
 from dataclasses import dataclass
 
@@ -64,15 +65,30 @@ def bounds(code):
         yield m.start(), m.end(), (op[:-1] if op.endswith("=") else op + "=",)
 
 
+def same_number(a, b, names):
+    """Two expressions of names that are equal whatever the names are: a swapped sum or product. False where that cannot be told."""
+    fill = random.Random(1)
+    for _ in range(8):
+        values = {n: fill.randrange(1, 1 << 20) for n in names}
+        try:
+            x, y = (eval(re.sub(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", lambda m: str(values[m.group(0)]), e), {"__builtins__": {}}) for e in (a, b))
+        except Exception:
+            return False
+        if x != y:
+            return False
+    return True
+
+
 def swapped(inside):
-    """The first and the last name change places; None where that is the same sum or product."""
+    """The first and the last name change places; None where that is the same number."""
     names = re.findall(r"(?<![\w.])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*\b(?!\s*[(\[]|<|::)", inside)  # no functions, arrays, templates
     distinct = list(dict.fromkeys(n for n in names if n not in TYPES))
     operators = set(re.findall(r"[-+*/%&|^?]|<<|>>", inside))
     if len(distinct) < 2 or len(operators) == 1 and operators & {"+", "*", "&", "|", "^"}:
         return None
     a, b = distinct[0], distinct[-1]
-    return re.sub(rf"(?<![\w.])(?:{re.escape(a)}|{re.escape(b)})(?![\w.])", lambda m: b if m.group(0) == a else a, inside)
+    other = re.sub(rf"(?<![\w.])(?:{re.escape(a)}|{re.escape(b)})(?![\w.])", lambda m: b if m.group(0) == a else a, inside)
+    return None if same_number(inside, other, distinct) else other
 
 
 def indices(code):
@@ -121,8 +137,13 @@ def find_mutants(path, kinds):
 CHOICE = """
 extern "C" char *getenv(const char *);
 extern "C" int atoi(const char *);
-static inline int sl_chosen() { char *t = getenv("SL_MUTANT"); return t ? atoi(t) : 0; }
-__attribute__((const, noinline, disable_sanitizer_instrumentation)) static bool sl_is(int id) { static int n = -1; if (n < 0) n = sl_chosen(); return n == id; }
+static inline int sl_number(const char *name) { char *t = getenv(name); return t ? atoi(t) : 0; }
+__attribute__((const, noinline, disable_sanitizer_instrumentation)) static bool sl_is(int id) {
+    static int n = -1, trap;
+    if (n < 0) { trap = sl_number("SL_MUTANT_TRAP"); n = sl_number("SL_MUTANT"); }
+    if (n == id && trap) __builtin_trap();
+    return n == id;
+}
 #define SL_SHIFTED(name, op, other) \\
 template <int ID> struct name {}; \\
 template <int ID, typename T> struct name##_left { T v; }; \\

@@ -11,7 +11,7 @@ kernels once and then runs once per mutant. Where a choice when running is not p
 for the mutant alone.
 
 A mutant is killed by a wrong result, a report of the checking mode, a crash, or a run that takes for ever; one that does not compile says
-nothing. Survivors are either gaps in the tests or equivalent: those are listed with their proof in tools/mutants_equivalent.txt, one a
+nothing, and of a survivor that no program ever asks for it is said. Survivors are either gaps in the tests or equivalent: those are listed with their proof in tools/mutants_equivalent.txt, one a
 line: FILE | KIND | SOURCE LINE | OCCURRENCE IN LINES THAT READ SO | PROOF (\\| is a |). --record writes what a whole sweep of a file found
 to tools/mutants_swept.txt. Exit status 1 when a survivor has no proof, when a mutant that is killed has one, or when a proof's place is no
 more. --check runs nothing: it looks for proofs whose place is no more (status 1) and says which files have changed since they were swept.
@@ -97,9 +97,10 @@ def includes(name):
 
 
 def sources_of(program):
-    """The .metal file of the program's subject, and those whose name is that and more."""
+    """The .metal file of the program's subject, and those whose name is that and more; or a header of that name."""
     subject = program.removeprefix("test_kernels_")
-    return [p.name for p in KERNELS.glob("*.metal") if f"{p.stem}_".startswith(f"{subject}_")]
+    found = [p.name for p in KERNELS.glob("*.metal") if f"{p.stem}_".startswith(f"{subject}_")]
+    return found or [p.name for p in KERNELS.glob(f"{subject}.h")]
 
 
 def tests_of(programs, file):
@@ -107,9 +108,9 @@ def tests_of(programs, file):
     return [p for p in programs if any(file == s or file in includes(s) for s in sources_of(p))]
 
 
-def run(program, number, cache, seconds):
-    """Ends the program at its first error: what comes after says no more. -> verdict, why"""
-    env = dict(os.environ, SL_MUTANT=str(number), SL_KERNELS_CACHE=str(cache))
+def run(program, number, cache, seconds, trap=False):
+    """Ends the program at its first error: what comes after says no more. trap: ends where the mutant is asked for. -> verdict, why"""
+    env = dict(os.environ, SL_MUTANT=str(number), SL_KERNELS_CACHE=str(cache), SL_MUTANT_TRAP=str(int(trap)))
     with subprocess.Popen([program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=REPO, text=True, errors="replace", env=env) as p:
         timer = threading.Timer(seconds, p.kill)
         timer.start()
@@ -136,13 +137,24 @@ def run(program, number, cache, seconds):
 # ---- the sweep -------------------------------------------------------------------------------------------------------
 
 
+# What compiles in seconds comes first: most mutants are killed there, and the others may not be needed.
+QUICK = ("tile", "few", "delta", "rows", "moe", "matmul", "heads", "expert")
+
+
+def by_compile_time(program):
+    subject = program.removeprefix("test_kernels_")
+    return QUICK.index(subject) if subject in QUICK else len(QUICK), program
+
+
 class Sweep:
     def __init__(self, programs, needed, seconds):
         self.programs, self.needed, self.seconds = programs, needed, seconds
-        # All mutants of all files, numbered within their file: code in the cache serves until its own files change.
+        # All mutants of the files that are swept, numbered within their file: code in the cache serves until these change.
+        swept = {m.file for m in needed}
+        self.texts = {f.name: f.read_text() for f in KERNELS.iterdir()}  # as they are now, whoever edits them meanwhile
         self.mutants, self.number = [], {}
         for n, f in enumerate(kernel_files()):
-            for i, m in enumerate(places.find_mutants(f, places.KINDS)):
+            for i, m in enumerate(places.find_mutants(f, places.KINDS) if f.name in swept else ()):
                 self.mutants.append(m)
                 self.number[m] = 10000 * (n + 1) + i
         # of its texts; as many as it has: alone only, as in macros that name template arguments
@@ -150,28 +162,33 @@ class Sweep:
         self.cache = programs.build / "mutants"
         self.limit = {}
         self.home = None
+        self.lock = threading.Lock()
 
     def text_with_all(self, file):
-        text = (KERNELS / file).read_text()
+        text = self.texts[file]
         text = places.with_all(text, [(self.number[m], m, self.which[m]) for m in self.mutants
                                       if m.file == file and self.which[m] < len(m.texts)])
         return places.with_choice(text) if file == "step.h" else text
 
-    def prepare(self):
-        """Programs with all mutants, which with none chosen pass."""
-        needed = [p for p in self.programs.names if any(p in tests_of([p], m.file) for m in self.needed)]
-        for p in needed:
-            while True:
-                self.home = self.programs.make({f.name: self.text_with_all(f.name) for f in KERNELS.iterdir()}, "all", [p])
-                verdict, why = run(self.home / p, 0, self.cache, 900)
+    def prepare(self, program):
+        """The program with all mutants, which with none chosen passes; made when a mutant first needs it."""
+        with self.lock:
+            while program not in self.limit:
+                self.home = self.programs.make({f: self.text_with_all(f) for f in self.texts}, "all", [program])
+                verdict, why = run(self.home / program, 0, self.cache, 900)
                 if verdict == "survives":
-                    break
-                if verdict != "invalid" or not self.retreat(why):
-                    sys.exit(f"{p} fails with no mutant chosen: {why}")
-            start = time.monotonic()
-            run(self.home / p, 0, self.cache, 900)
-            self.limit[p] = min(self.seconds, 20 + 20 * (time.monotonic() - start))
-        self.programs.make({f.name: self.text_with_all(f.name) for f in KERNELS.iterdir()}, "all", needed)
+                    self.limit[program] = min(self.seconds, 20 + 20 * self.must_pass(program))
+                elif verdict != "invalid" or not self.retreat(why):
+                    sys.exit(f"{program} fails with no mutant chosen: {why}")
+        return self.limit[program]
+
+    def must_pass(self, program):
+        """With no mutant chosen, or else every mutant would count as killed. Also afterwards: somebody may have built meanwhile. -> seconds"""
+        start = time.monotonic()
+        verdict, why = run(self.home / program, 0, self.cache, 900)
+        if verdict != "survives":
+            sys.exit(f"{program} fails with no mutant chosen: {why}")
+        return time.monotonic() - start
 
     def retreat(self, error):
         """Mutants of the line that does not compile get their next text, or are made alone."""
@@ -185,16 +202,24 @@ class Sweep:
         return False
 
     def judge(self, m):
-        alone = self.which[m] == len(m.texts)
-        verdict, why = "survives", ""
-        for p in sorted(tests_of(self.programs.names, m.file), key=lambda p: self.limit.get(p, 0)):
-            verdict, why = self.alone(m, p) if alone else run(self.home / p, self.number[m], self.cache, self.limit[p])
+        verdict, why, passed = "survives", "", []
+        for p in sorted(tests_of(self.programs.names, m.file), key=by_compile_time):
+            limit = self.prepare(p)
+            if self.which[m] == len(m.texts):
+                verdict, why = self.alone(m, p)
+            else:
+                verdict, why = run(self.home / p, self.number[m], self.cache, limit)
+                passed.append(p)
             if verdict != "survives":
-                break
-        return m, verdict, why
+                return m, verdict, why
+        return m, verdict, "" if not passed or any(self.reached(m, p) for p in passed) else "no test comes here"
+
+    def reached(self, m, program):
+        """Does the program ask for the mutant when it runs?"""
+        return run(self.home / program, self.number[m], self.cache, self.limit[program], trap=True)[0] != "survives"
 
     def alone(self, m, program):
-        text = (KERNELS / m.file).read_text()
+        text = self.texts[m.file]
         for which in range(len(m.texts)):
             with tempfile.TemporaryDirectory(dir=self.programs.folder) as folder:
                 home = self.programs.make({m.file: places.with_one(text, m, which)}, folder, [program])
@@ -243,12 +268,12 @@ def read_swept():
     return {parts[0]: parts[1:] for parts in read_rows(SWEPT, 7)}
 
 
-def record(files, results):
+def record(versions, results):
     swept = read_swept()
-    for f in files:
-        mine = [v for m, v in results if m.file == f.name]
+    for name, code in versions.items():
+        mine = [v for m, v in results if m.file == name]
         count = [str(mine.count(v)) for v in ("killed", "invalid", "equivalent", "survives")]
-        swept[f.name] = [version(f), str(len(mine)), *count]
+        swept[name] = [code, str(len(mine)), *count]
     there = {f.name for f in kernel_files()}
     SWEPT.write_text(SWEPT_HEAD + "".join(" | ".join([name, *row]) + "\n" for name, row in sorted(swept.items()) if name in there))
 
@@ -300,9 +325,10 @@ def sweep(a, found):
             if not tests_of(programs.names, name):
                 sys.exit(f"{name}: no test program in {a.build} covers it")
         s = Sweep(programs, found, a.timeout)
-        s.prepare()
         with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
             yield from pool.map(s.judge, found)
+        for program in s.limit:
+            s.must_pass(program)
 
 
 def main():
@@ -319,10 +345,11 @@ def main():
         print(*(f"{m.name}   ->   {m.texts[0]}" for m in found), sep="\n")
         print(f"{len(found)} mutants")
         return 0
+    versions = {f.name: version(f) for f in files}
     proofs, results, wrong = read_proofs(), [], complain()
     for m, verdict, why in sweep(a, found):
         if verdict == "survives" and m.key in proofs:
-            verdict, why = "equivalent", proofs[m.key]
+            verdict, why = "equivalent", (f"{why}: " if why else "") + proofs[m.key]
         elif verdict == "killed" and m.key in proofs:
             print(f"{PROOFS.name}: is not equivalent: {m.name}")
             wrong += 1
@@ -334,7 +361,7 @@ def main():
         if verdict == "survives":
             print(f"SURVIVES without proof: {m.name}   ->   {' or '.join(m.texts)}")
     if a.record:
-        record(files, results)
+        record(versions, results)
     return 1 if wrong or count[3] else 0
 
 

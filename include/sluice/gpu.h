@@ -34,7 +34,7 @@ typedef struct sl_gpu_options {
     const char *cache_dir; /* compiled libraries; NULL: $XDG_CACHE_HOME/sluice or ~/.cache/sluice; "": none. A directory
                               that cannot be written is no error: nothing is kept, a warning is logged */
     bool check;    /* soft: checking mode (bounds, uninitialised memory, races, divergence), several times slower */
-    uint64_t seed; /* soft: order in which threads run; 0: ascending */
+    uint64_t seed; /* soft: order in which threads run; 0: ascending; odd: copies that run ahead are late */
     int debug; /* 0: as SLUICE_DEBUG says (0 to 5; else it is an error); < 0: none. 1 pipelines and lists, 2 dispatches
                   with GPU time, 3 bound arguments, 4 source, 5 generated code; in lines of the log. From 2 on commands
                   run one by one, and submit waits for them */

@@ -56,6 +56,15 @@ def test_all_mutants_stand_in_one_text_within_each_other(found):
         assert len(re.findall(rf"sl_is\({i + 1}\)|sl_l[te]<{i + 1}>|sl_g[te]<{i + 1}>", text)) == 1, found[i]
 
 
+def test_names_that_change_places_change_the_number():
+    assert places.swapped("i * stride + k") == "k * stride + i"
+    assert places.swapped("f(i) * stride") is None  # one name and a function
+    for same in ("row * N + 8", "A + row * N + i", "(d + i) * 8", "A + B - 1", "2 * a * b + 1"):
+        assert places.swapped(same) is None, same
+    for other in ("a - b", "a << b", "a + 2 * b", "a / N + b"):
+        assert places.swapped(other), other
+
+
 def test_one_mutant_alone(found):
     for m in found:
         text = places.with_one(SOURCE, m, 0)

@@ -120,6 +120,9 @@ const soft_api soft_api_plain = {
     .write = ignore_write,
     .beyond = ignore_beyond,
     .misaligned = ignore_misaligned,
+    .copy_begin = soft_copy_begin,
+    .copy_commit = soft_copy_commit,
+    .copy_wait = soft_copy_wait,
 };
 
 const soft_api soft_api_checked = {
@@ -135,4 +138,7 @@ const soft_api soft_api_checked = {
     .write = checked_write,
     .beyond = soft_check_beyond,
     .misaligned = soft_check_misaligned,
+    .copy_begin = soft_copy_begin,
+    .copy_commit = soft_copy_commit,
+    .copy_wait = soft_copy_wait,
 };

@@ -116,6 +116,8 @@ bool soft_worker_open(soft_worker *w, soft_device *d, int index, sl_error *err) 
         w->variable = calloc(SOFT_MAX_VARIABLES, sizeof *w->variable);
     if (!w->arena || !w->alternate || (d->checking && !w->variable))
         return sl_fail(err, SL_ERR_MEMORY, "soft: out of memory for worker %d", index);
+    if (!soft_copies_open(w, err))
+        return false;
     for (uint32_t i = 0; i < SOFT_MAX_THREADS; i++) {
         soft_fiber *f = &w->region->fiber[i];
         f->thread.group = &w->region->group;
@@ -135,4 +137,5 @@ void soft_worker_close(soft_worker *w) {
         munmap(w->arena - SOFT_AROUND, SOFT_ARENA + 2 * (size_t)SOFT_AROUND);
     free(w->alternate);
     free(w->variable);
+    free(w->copies);
 }

@@ -194,6 +194,7 @@ static void prepare_threads(soft_worker *w) {
         f->state = SOFT_RUNS;
         f->beyond = 0;
         f->threadgroup_epoch = f->device_epoch = (soft_epoch){0};
+        soft_copies_reset(w, i);
         if (w->job->check)
             poison_stack(w, i);
         soft_fiber_reset(w, i, start);

@@ -45,6 +45,7 @@ enum {
 typedef struct soft_device soft_device;
 typedef struct soft_worker soft_worker;
 typedef struct soft_check soft_check;
+typedef struct soft_copies soft_copies;
 
 /* ---- fibres and groups ------------------------------------------------------------------------------------------- */
 
@@ -114,6 +115,7 @@ struct soft_worker {
     uint32_t arena_used, charged;  /* bytes; of the limit of 32 KiB */
     uint32_t site[SOFT_MAX_SITES]; /* offset + 1 of a static, 0: not yet */
     soft_variable *variable;       /* [SOFT_MAX_VARIABLES], checking mode */
+    soft_copies *copies;           /* [SOFT_MAX_THREADS] copies to be made, with an odd seed */
     int variables;
     soft_job *job;
     uint64_t random;
@@ -153,6 +155,13 @@ void soft_fiber_reset(soft_worker *w, uint32_t index, void (*start)(void));
 uintptr_t soft_stack_top(const soft_worker *w, uint32_t index);
 /* Gives up the running group from one of its fibres; does not return. */
 _Noreturn void soft_abandon(soft_fiber *f);
+
+/* Copies that run ahead (copies.c); reset: a thread begins. */
+bool soft_copies_open(soft_worker *w, sl_error *err);
+void soft_copies_reset(soft_worker *w, uint32_t thread);
+bool soft_copy_begin(void *to, const void *from, uint32_t size);
+void soft_copy_commit(void);
+void soft_copy_wait(uint32_t but);
 
 /* The functions a kernel is given. */
 extern const soft_api soft_api_plain, soft_api_checked;

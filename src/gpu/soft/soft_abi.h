@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-enum { SOFT_ABI = 3, SOFT_SIMD = 32, SOFT_SLOTS = 31, SOFT_THREADGROUP_BYTES = 32768, SOFT_LANE_BYTES = 64 };
+enum { SOFT_ABI = 4, SOFT_SIMD = 32, SOFT_SLOTS = 31, SOFT_THREADGROUP_BYTES = 32768, SOFT_LANE_BYTES = 64 };
 
 /* What a fibre knows of itself; the runtime's own state lies behind it. */
 typedef struct soft_thread {
@@ -60,6 +60,11 @@ typedef struct soft_api {
     void (*beyond)(int64_t index, const char *type, const void *pc);
     /* An address that is no multiple of what the pointer's type asks for. */
     void (*misaligned)(const void *address, uint32_t alignment, const char *type, const void *pc);
+    /* Copies that run ahead. false: it has not been taken and is to be made at once. */
+    bool (*copy_begin)(void *to, const void *from, uint32_t size);
+    void (*copy_commit)(void);
+    /* Makes what was taken, but for the latest so many lots. */
+    void (*copy_wait)(uint32_t but);
 } soft_api;
 
 /* Types of sl_gpu_type. */

@@ -60,7 +60,7 @@ static double error_of(const float *got, const float *want) {
     double worst = 0, largest = 0;
     for (int i = 0; i < VOCAB; i++) {
         double e = fabs((double)got[i] - want[i]);
-        worst = e <= worst ? worst : e; /* a NaN stays */
+        worst = isnan(worst) || e <= worst ? worst : e; /* a NaN stays */
         largest = fmax(largest, fabs((double)want[i]));
     }
     return worst / largest;

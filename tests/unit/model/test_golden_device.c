@@ -69,7 +69,7 @@ static double row_error(const float *a, const float *b, int32_t n) {
     double worst = 0, scale = 0;
     for (int32_t i = 0; i < n; i++) {
         double e = fabs((double)a[i] - b[i]);
-        worst = e <= worst ? worst : e; /* a NaN stays */
+        worst = isnan(worst) || e <= worst ? worst : e; /* a NaN stays */
         scale = fmax(scale, fabs((double)b[i]));
     }
     return worst / scale;
@@ -82,7 +82,7 @@ static int32_t rows_beyond(const float *got, const float *want, int32_t vocab, d
     for (int32_t i = 0; i < TOKENS; i++) {
         double e = row_error(got + (int64_t)i * vocab, want + (int64_t)i * vocab, vocab);
         beyond += !(e <= limit);
-        *worst = e <= *worst ? *worst : e;
+        *worst = isnan(*worst) || e <= *worst ? *worst : e; /* a NaN stays */
     }
     return beyond;
 }

@@ -209,7 +209,7 @@ double attention_error(const attention *a, const float *dst) {
             attend(a, row, h, out, &size);
             for (int32_t d = 0; d < values; d++) {
                 double e = fabs(dst[(row * a->s.heads + h) * values + d] - out[d]) / size;
-                worst = e <= worst ? worst : e;
+                worst = worse_of(worst, e);
             }
         }
     return worst;

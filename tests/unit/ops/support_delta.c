@@ -208,7 +208,7 @@ void delta_compare(const delta_case *c, bool check, double limit) {
         delta_run(&cpu, c->steps[i], from);
         delta_run(&gpu, c->steps[i], from);
         double e = rig_view_error(&gpu.g, &gpu.dst, &cpu.g, &cpu.dst, c->steps[i][0] + c->steps[i][1]);
-        worst = e <= worst ? worst : e;
+        worst = worse_of(worst, e);
         for (int32_t s = 0; s < 2; s++) {
             int32_t delta = c->value_heads * c->key_dim * c->value_dim, conv = (c->width - 1) * cpu.state.channels;
             const float *got = delta_state_of(&gpu, s), *want = delta_state_of(&cpu, s);
@@ -216,7 +216,7 @@ void delta_compare(const delta_case *c, bool check, double limit) {
             if (from[s] == 0)
                 continue;
             e = rig_row_error(got, want, delta);
-            states = e <= states ? states : e;
+            states = worse_of(states, e);
             assert_memory_equal(got + gpu.state.conv_offset / 4, want + cpu.state.conv_offset / 4,
                                 (size_t)conv * sizeof(float));
         }

@@ -35,17 +35,19 @@ static sl_gpu *open_device(int i, sl_error *err) {
     return sl_gpu_open(&o, err);
 }
 
-/* The host's definitions before the source of the file. */
-static char *source_with(const char *defines, const char *file, const kernel_format *formats, size_t n, size_t *size) {
+/* The host's definitions before the source of the file, more kernels behind it. */
+static char *source_with(const char *defines, const char *file, const kernel_format *formats, size_t n,
+                         const char *behind, size_t *size) {
     sl_error err = {0};
     char *text = kernel_source(file, formats, n, size, &err);
     if (!text)
         fail_msg("%s", err.message);
-    size_t before = strlen(defines);
-    char *all = malloc(before + *size + 1);
+    size_t before = strlen(defines), after = strlen(behind);
+    char *all = malloc(before + *size + after + 1);
     memcpy(all, defines, before);
     memcpy(all + before, text, *size);
-    *size += before;
+    memcpy(all + before + *size, behind, after);
+    *size += before + after;
     free(text);
     return all;
 }
@@ -55,6 +57,11 @@ bool kernels_open(kernels *k, const char *file, const kernel_format *formats, si
 }
 
 bool kernels_open_with(kernels *k, const char *file, const kernel_format *formats, size_t n, const char *defines) {
+    return kernels_open_text(k, file, formats, n, defines, "");
+}
+
+bool kernels_open_text(kernels *k, const char *file, const kernel_format *formats, size_t n, const char *defines,
+                       const char *behind) {
     *k = (kernels){0};
     sl_error err = {0};
     size_t size, bytes_size = 0;
@@ -63,7 +70,7 @@ bool kernels_open_with(kernels *k, const char *file, const kernel_format *format
         print_message("SKIP: %s: the soft device needs clang++, which is not installed\n", file);
         return false;
     }
-    char *text = source_with(defines, file, formats, n, &size);
+    char *text = source_with(defines, file, formats, n, behind, &size);
     sl_gpu_compile_options o = SL_GPU_COMPILE_OPTIONS_INIT;
     o.name = file;
     void *bytes = NULL;

@@ -28,6 +28,9 @@ typedef struct kernels {
 bool kernels_open(kernels *k, const char *file, const kernel_format *formats, size_t n);
 /* The same with lines of definitions in front, as the engine puts them. */
 bool kernels_open_with(kernels *k, const char *file, const kernel_format *formats, size_t n, const char *defines);
+/* And with more kernels behind the file, which may be one that only others include. */
+bool kernels_open_text(kernels *k, const char *file, const kernel_format *formats, size_t n, const char *defines,
+                       const char *behind);
 /* Prints the table. */
 void kernels_close(kernels *k);
 

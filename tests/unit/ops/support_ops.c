@@ -152,13 +152,17 @@ sl_weight rig_vector(rig *g, rng *r, int64_t n) {
     return rig_weight(g, &m);
 }
 
+double worse_of(double worst, double error) {
+    return isnan(worst) || error <= worst ? worst : error;
+}
+
 double rig_row_error(const float *got, const float *want, int32_t n) {
     double worst = 0, squares = 0;
     for (int32_t i = 0; i < n; i++)
         squares += (double)want[i] * want[i] / n;
     for (int32_t i = 0; i < n; i++) {
         double e = fabs((double)got[i] - want[i]) / sqrt(squares);
-        worst = e <= worst ? worst : e;
+        worst = worse_of(worst, e);
     }
     return worst;
 }
@@ -167,7 +171,7 @@ double rig_view_error(const rig *a, const sl_view *got, const rig *b, const sl_v
     double worst = 0;
     for (int32_t i = 0; i < rows; i++) {
         double e = rig_row_error(rig_row(a, got, i), rig_row(b, want, i), got->cols);
-        worst = e <= worst ? worst : e;
+        worst = worse_of(worst, e);
     }
     return worst;
 }

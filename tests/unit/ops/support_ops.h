@@ -41,6 +41,9 @@ typedef struct rig_options {
  * a GPU. */
 const char *rig_device(const char *soft);
 
+/* The larger of two errors; what was NaN once stays so: an output that nobody wrote is one. */
+double worse_of(double worst, double error);
+
 /* False where the machine has no such instruction set or device. */
 bool rig_open(rig *g, const rig_options *o);
 void rig_close(rig *g);

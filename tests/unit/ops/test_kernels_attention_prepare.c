@@ -38,7 +38,7 @@ static void make_table(const attention *a, const prepare_case *c, const float *i
             double angle = (float)a->position[i] * inv_freq[j];
             double e = fmax(fabs(cos_sin[i * c->dims + j] - cos(angle) * c->scale),
                             fabs(cos_sin[i * c->dims + c->dims / 2 + j] - sin(angle) * c->scale));
-            worst = e <= worst ? worst : e;
+            worst = worse_of(worst, e);
         }
     kernels_result(&prepare, "rope_table", worst, 1e-6);
 }
@@ -57,7 +57,7 @@ static double head_error(const float *got, const float *ref, int32_t n) {
         size += (double)ref[i] * ref[i] / n;
     for (int32_t i = 0; i < n; i++) {
         double e = fabs((double)got[i] - ref[i]) / sqrt(size);
-        worst = e <= worst ? worst : e;
+        worst = worse_of(worst, e);
     }
     return worst;
 }
@@ -129,7 +129,7 @@ static void run_prepare(rng *r, const prepare_case *c) {
             float *ref = (query ? q0 : k0) + at;
             prepared(ref, c, c->norm ? (query ? q_norm : k_norm) : NULL, cos_sin + row * c->dims);
             double e = head_error((query ? a.q : k) + at, ref, s->dim);
-            worst = e <= worst ? worst : e;
+            worst = worse_of(worst, e);
         }
     check_pages(&a, k, v);
     kernels_result(&prepare, entry, worst, 1e-5);

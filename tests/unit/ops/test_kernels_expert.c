@@ -67,7 +67,7 @@ static double pair_error(const expert_case *c, const kernel_matrix *w, const ker
         b[i] += c->biased ? up_bias[i] : 0;
         double ref = c->gate_up ? activation(c, a[i], b[i]) : a[i];
         double e = fabs(got[i] - ref) / (c->gate_up ? fabs(ref) + (1 + sa[i]) * sb[i] : sa[i]);
-        worst = e <= worst ? worst : e;
+        worst = worse_of(worst, e);
     }
     free(a);
     free(b);
@@ -148,7 +148,7 @@ static void run_experts(rng *r, const expert_case *c) {
                        ? pair_error(c, &w[chosen[p]], &up[chosen[p]], x + (c->gate_up ? p / c->top_k : p) * c->cols,
                                     bias + chosen[p] * c->out, up_bias + chosen[p] * c->out, got)
                        : 0;
-        worst = e <= worst ? worst : e;
+        worst = worse_of(worst, e);
     }
     kernels_result(&k, entry, worst, 1e-5);
     free(chosen);

@@ -78,7 +78,7 @@ static double head_error(const heads_case *c, const operands *o, int32_t row, in
             size += p * p;
         }
         double e = size > 0 ? fabs(y[j] - sum) / sqrt(size) : fabs(y[j]);
-        worst = e <= worst ? worst : e;
+        worst = worse_of(worst, e);
     }
     assert_memory_equal(y + c->out, x + c->in, (size_t)c->tail * sizeof *x);
     return worst;
@@ -89,7 +89,7 @@ static void check(const char *entry, const heads_case *c, const operands *o) {
     for (int32_t row = 0; row < c->rows; row++)
         for (int32_t head = 0; head < c->heads; head++) {
             double e = head_error(c, o, row, head);
-            worst = e <= worst ? worst : e;
+            worst = worse_of(worst, e);
         }
     kernels_result(&k, entry, worst, c->many ? 2e-3 : 1e-5);
     for (int32_t row = 0; row < c->rows + c->extra; row++)

@@ -79,7 +79,7 @@ static void check_rows(const char *entry, const kernel_matrix *w, const matmul_c
             }
             double add = (c->add ? before[i * ldy + r] : 0) + (c->bias ? bias[r] : 0);
             double e = fabs(y[i * ldy + r] - (ref[r] + add)) / (size[r] + fabs(add));
-            worst = e <= worst ? worst : e;
+            worst = worse_of(worst, e);
         }
     }
     kernels_result(&k, entry, worst, 2e-3);
@@ -235,7 +235,7 @@ static void run_grouped(rng *r, const kernel_variant *v, int64_t out_rows, int64
                 continue;
             }
             double err = fabs(got[c] - ref[c]) / size[c];
-            worst = err <= worst ? worst : err;
+            worst = worse_of(worst, err);
         }
     }
     kernels_result(&k, entry, worst, 2e-3);

@@ -57,7 +57,7 @@ static double worst_error(const kernel_matrix *w, const matvec_case *c, const fl
         for (int64_t r = 0; r < c->out; r++) {
             double add = (c->add ? before[i * ldy + r] : 0) + (c->bias ? bias[r] : 0);
             double e = fabs(y[i * ldy + r] - (ref[r] + add)) / (size[r] + fabs(add));
-            worst = e <= worst ? worst : e;
+            worst = worse_of(worst, e);
         }
     }
     free(ref);
@@ -185,7 +185,7 @@ static void run_gate_up(rng *r, const kernel_variant *v, int64_t out, int64_t co
         for (int64_t j = 0; j < out; j++) {
             double ref = g[j] / (1 + exp(-g[j])) * u[j];
             double e = fabs(h[i * out + j] - ref) / (fabs(ref) + (1 + size[j]) * size_u[j]);
-            worst = e <= worst ? worst : e;
+            worst = worse_of(worst, e);
         }
     }
     kernels_result(&k, entry, worst, 1e-5);

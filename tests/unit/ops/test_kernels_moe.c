@@ -96,7 +96,7 @@ static void check_row(const router_case *c, const float *logits, const float *bi
         assert_int_equal(chosen[j], want[j]);
         double e = fabs(weight[j] - w[j]) / (w[j] + 1e-30);
         e = w[j] < 1e-35 ? 0 : e; /* below float's normal numbers */
-        *worst = e <= *worst ? *worst : e;
+        *worst = worse_of(*worst, e);
     }
 }
 
@@ -317,7 +317,7 @@ static void add_up(rng *r, int32_t rows, int32_t cols, int32_t top_k, bool share
             if (!gated || lost)
                 assert_true(got == ref);
             double e = fabs((double)got - ref) / (fabs(before[i * cols + c]) + fabs(sum) + 1e-30);
-            worst = e <= worst ? worst : e;
+            worst = worse_of(worst, e);
         }
     }
     assert_int_equal(status[rows], -1);

@@ -153,7 +153,7 @@ static void silu_times_up(rng *r, int32_t rows, int32_t per_row, int32_t cols, f
     for (size_t i = 0; i < n; i++) {
         double ref = silu_product(gate[i], up[i], how);
         double e = fabs(h[i] - ref) / (fabs(ref) + 1e-30);
-        worst = e <= worst || fabs(ref) < 1e-30 ? worst : e;
+        worst = fabs(ref) < 1e-30 ? worst : worse_of(worst, e);
         assert_true(isfinite(h[i]));
     }
     kernels_result(&k, how == CLAMPED ? "silu_mul (clamped)" : "silu_mul", worst, 1e-5);
@@ -206,7 +206,7 @@ static void norm_rows(rng *r, int32_t rows, int32_t cols, uint32_t threads, floa
         cpu_ops_get("scalar")->rms_norm(ref, kept + i * stride, weight, cols, 1e-6f);
         for (int32_t c = 0; c < cols; c++) {
             double e = fabs(got[i * stride + c] - ref[c]) / (fabs(ref[c]) + 1e-30);
-            worst = e <= worst ? worst : e;
+            worst = worse_of(worst, e);
         }
     }
     kernels_result(&k, "rms_norm", worst, 1e-5);
@@ -263,7 +263,7 @@ static void half_rows(rng *r, int32_t rows, int32_t cols, float magnitude) {
         for (int32_t c = 0; c < padded; c++) {
             double v = (double)sl_f16_to_f32(dst[i * padded + c]) * unscale[i], x = c < cols ? src[i * cols + c] : 0;
             double e = fabs(v - x) / (largest + 1e-30);
-            worst = e <= worst ? worst : e;
+            worst = worse_of(worst, e);
         }
     }
     assert_true(isnan(unscale[rows]));

@@ -259,7 +259,8 @@ MSL_I float2 simdgroup_rows_c(const float *p, uint stride) {
 
 /* Not in Metal. A thread begins copies of 4, 8 or 16 bytes (both addresses multiples of that) from device to
  * threadgroup memory and closes what it began as one lot (copy_commit); copy_wait<N> returns once all but its latest N
- * lots are there. Others see them behind the next barrier. On soft a copy is made at once. */
+ * lots are there. Others see them behind the next barrier. On soft a copy is made at once or, with an odd seed, at the
+ * wait. */
 #ifdef SL_MSL_CUDA
 template <uint N> MSL_I void copy_begin(void *to, const void *from) {
     static_assert(N == 4 || N == 8 || N == 16, "a copy is of 4, 8 or 16 bytes");
@@ -278,11 +279,17 @@ template <uint N> MSL_I void copy_wait() {
 #else
 template <uint N> MSL_I void copy_begin(void *to, const void *from) {
     static_assert(N == 4 || N == 8 || N == 16, "a copy is of 4, 8 or 16 bytes");
+    if (msl_api->copy_begin(to, from, N))
+        return;
     for (uint i = 0; i < N / 4; i++)
         ((uint *)to)[i] = ((const uint *)from)[i];
 }
-MSL_I void copy_commit() {}
-template <uint N> MSL_I void copy_wait() {}
+MSL_I void copy_commit() {
+    msl_api->copy_commit();
+}
+template <uint N> MSL_I void copy_wait() {
+    msl_api->copy_wait(N);
+}
 #endif
 
 } // namespace metal

@@ -6,6 +6,7 @@
  *
  * Gathered, slabs are cut from a few large mappings, which stay: a slab that is given back loses its pages and waits,
  * vacant, for its next use. A mapping's address space costs nothing until it is touched. */
+#include "base/mem_ahead.h"
 #include "base/mem_block.h"
 
 #include <pthread.h>
@@ -37,6 +38,8 @@ struct sl_mem {
     uint64_t total, peak; /* of used and empty */
     uint64_t unmapped;    /* times memory was given back */
     uint64_t vacated;     /* the same of gathered slabs, whose addresses stay */
+    uint64_t slabs;       /* in use, empty, or being touched ahead */
+    mem_ahead ahead;
 };
 
 static const char *const use_names[SL_USE_COUNT] = {"weights", "expert slots", "KV", "scratch", "other"};
@@ -51,6 +54,7 @@ sl_mem *sl_mem_new(uint64_t budget, uint64_t slab_bytes, sl_error *err) {
     m->budget = budget;
     m->slab_bytes = slab_bytes;
     pthread_mutex_init(&m->mutex, NULL);
+    pthread_cond_init(&m->ahead.changed, NULL);
     return m;
 }
 
@@ -66,6 +70,7 @@ sl_mem *sl_mem_new_gathered(uint64_t budget, uint64_t slab_bytes, int mappings, 
 void sl_mem_free(sl_mem *m) {
     if (!m)
         return;
+    mem_ahead_stop(&m->ahead, &m->mutex);
     for (size_t i = 0; i < m->count; i++)
         if (!m->blocks[i].slab || !m->gather_bytes)
             munmap(m->blocks[i].base, m->blocks[i].bytes);
@@ -73,6 +78,7 @@ void sl_mem_free(sl_mem *m) {
         munmap(m->empty[i], m->slab_bytes);
     for (size_t i = 0; i < m->gather_count; i++)
         munmap(m->gathers[i], m->gather_bytes);
+    pthread_cond_destroy(&m->ahead.changed);
     pthread_mutex_destroy(&m->mutex);
     free(m->blocks);
     free(m->empty);
@@ -88,6 +94,7 @@ static void unmap(sl_mem *m, void *base, uint64_t bytes) {
 
 /* Room in the list of vacant slabs is there since its mapping was made. */
 static void give_slab(sl_mem *m, void *slab) {
+    m->slabs--;
     if (!m->gather_bytes) {
         unmap(m, slab, m->slab_bytes);
         return;
@@ -119,13 +126,22 @@ static void *map_aligned(uint64_t bytes, bool huge) {
     return base;
 }
 
+static bool has_room(const sl_mem *m, uint64_t bytes) {
+    return bytes <= m->budget && m->total <= m->budget - bytes;
+}
+
+static void drop_empty(sl_mem *m) {
+    give_slab(m, m->empty[--m->empty_count]);
+    m->total -= m->slab_bytes;
+}
+
 /* With the mutex held: takes `bytes` of the budget, dropping empty slabs where that makes room. */
 static bool take_budget(sl_mem *m, uint64_t bytes, sl_use use, sl_error *err) {
-    while (m->empty_count && (bytes > m->budget || m->total > m->budget - bytes)) {
-        give_slab(m, m->empty[--m->empty_count]);
-        m->total -= m->slab_bytes;
-    }
-    if (bytes > m->budget || m->total > m->budget - bytes)
+    while (m->empty_count && !has_room(m, bytes))
+        drop_empty(m);
+    if (!has_room(m, bytes) && mem_ahead_drop(&m->ahead, &m->mutex))
+        return take_budget(m, bytes, use, err);
+    if (!has_room(m, bytes))
         return sl_fail(
             err, SL_ERR_BUDGET, "memory budget of %llu bytes: %llu more for %s do not fit beside %llu in use",
             (unsigned long long)m->budget, (unsigned long long)bytes, use_names[use], (unsigned long long)m->total);
@@ -139,6 +155,7 @@ static bool take_budget(sl_mem *m, uint64_t bytes, sl_use use, sl_error *err) {
 static void give_budget(sl_mem *m, uint64_t bytes, sl_use use) {
     m->total -= bytes;
     m->used[use] -= bytes;
+    mem_ahead_wake(&m->ahead);
 }
 
 /* A mapping more, its slabs vacant, the lowest on top. */
@@ -179,6 +196,7 @@ static void *map_block(sl_mem *m, uint64_t bytes, sl_use use, bool slab, sl_erro
                             use_names[use]);
     }
     m->blocks[m->count++] = (block){p, bytes, use, slab};
+    m->slabs += slab;
     return p;
 }
 
@@ -225,11 +243,15 @@ static void *reuse_slab(sl_mem *m, sl_use use, sl_error *err) {
     void *p = m->empty[--m->empty_count];
     m->used[use] += m->slab_bytes;
     m->blocks[m->count++] = (block){p, m->slab_bytes, use, true};
+    mem_ahead_wake(&m->ahead);
     return p;
 }
 
 void *sl_mem_slab(sl_mem *m, sl_use use, sl_error *err) {
     pthread_mutex_lock(&m->mutex);
+    /* The last of the budget may be the slab that is being touched. */
+    while (!m->empty_count && !has_room(m, m->slab_bytes) && mem_ahead_await(&m->ahead, &m->mutex))
+        ;
     void *p = m->empty_count ? reuse_slab(m, use, err) : map_block(m, m->slab_bytes, use, true, err);
     pthread_mutex_unlock(&m->mutex);
     return p;
@@ -255,12 +277,57 @@ void sl_mem_slab_free(sl_mem *m, void *slab) {
 }
 
 void sl_mem_trim(sl_mem *m) {
+    mem_ahead_stop(&m->ahead, &m->mutex);
     pthread_mutex_lock(&m->mutex);
-    while (m->empty_count) {
-        give_slab(m, m->empty[--m->empty_count]);
-        m->total -= m->slab_bytes;
-    }
+    while (m->empty_count)
+        drop_empty(m);
     pthread_mutex_unlock(&m->mutex);
+}
+
+/* ---- slabs that are touched ahead: see mem_ahead.h -----------------------------------------------------------------
+ */
+
+static bool ahead_wanted(const sl_mem *m) {
+    return m->empty_count < m->ahead.slabs && m->slabs < m->ahead.most && has_room(m, m->slab_bytes);
+}
+
+static void *ahead_begin(void *self) {
+    sl_mem *m = self;
+    void *list = m->empty;
+    if (!ahead_wanted(m) || !sl_grow(&list, &m->empty_capacity, m->empty_count + 1, sizeof *m->empty))
+        return NULL;
+    m->empty = list;
+    void *slab = map_slab(m);
+    if (!slab)
+        return NULL;
+    m->slabs++;
+    m->total += m->slab_bytes;
+    m->peak = m->total > m->peak ? m->total : m->peak;
+    return slab;
+}
+
+static void ahead_end(void *self, void *slab, bool touched) {
+    sl_mem *m = self;
+    void *list = m->empty;
+    if (touched && sl_grow(&list, &m->empty_capacity, m->empty_count + 1, sizeof *m->empty)) {
+        m->empty = list;
+        m->empty[m->empty_count++] = slab;
+        return;
+    }
+    give_slab(m, slab);
+    m->total -= m->slab_bytes;
+}
+
+void sl_mem_ahead(sl_mem *m, uint64_t ahead, uint64_t most) {
+    if (m->gather_bytes || m->slab_bytes < HUGE)
+        return;
+    m->ahead.begin = ahead_begin;
+    m->ahead.end = ahead_end;
+    m->ahead.self = m;
+    m->ahead.bytes = m->slab_bytes;
+    m->ahead.slabs = ahead / m->slab_bytes;
+    m->ahead.most = most / m->slab_bytes;
+    mem_ahead_start(&m->ahead, &m->mutex);
 }
 
 bool sl_mem_charge(sl_mem *m, uint64_t bytes, sl_use use, sl_error *err) {

@@ -460,6 +460,7 @@ static bool load(sl_engine *e, const numerics *n, sl_error *err) {
     sl_ops_set_timing(e->ops, e->options.timing);
     sl_ops_set_vram(e->ops, &(sl_ops_vram){.limit = e->vram.limit, .keep = e->vram.keep});
     engine_activity_set(&e->activity, ENGINE_LOADING, 0);
+    engine_touch_ahead(e);
     return sl_model_load(e->model, e->mem, e->ops, e->max_rows, e->max_outs, load_progress, e, err) &&
            open_kv(e, err) && engine_state_open(e, err);
 }

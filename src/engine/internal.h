@@ -326,8 +326,11 @@ typedef sl_reader *(*engine_wrap_reader)(void *user, sl_reader *inner, sl_error 
 sl_reader *engine_open_reader(const sl_engine *e, bool faults, engine_wrap_reader wrap, void *user, sl_error *err);
 sl_engine *engine_open_wrapped(const sl_engine_options *o, engine_wrap_reader wrap, void *user, sl_error *err);
 
-/* ---- pressure.c: on the thread that runs steps, while no expert is claimed ---- */
+/* ---- pressure.c ---- */
 
+/* On the thread that runs steps, while no expert is claimed. */
 void engine_pressure_look(sl_engine *e);
+/* Before the weights are read: memory for the experts is touched before they are. */
+void engine_touch_ahead(sl_engine *e);
 
 #endif

@@ -10,6 +10,9 @@
 enum { LOW_SHARE = 32, STALL_SHARE = 16, GROW_SHARE = 16 };
 static const double stalled_much = 0.1;
 
+/* Of slabs that are touched before they are needed: what a prompt's reads fill while the next is touched. */
+#define AHEAD_BYTES (512 * MIB)
+
 uint64_t engine_pressure_low(uint64_t total, uint64_t slab) {
     uint64_t low = total / LOW_SHARE, least = 2 * slab < 64 * MIB ? 64 * MIB : 2 * slab;
     /* A group of a few hundred MiB cannot leave so much. */
@@ -66,4 +69,10 @@ void engine_pressure_look(sl_engine *e) {
                 "memory: only %llu MiB are left to the system or the cgroup: experts give back %llu MiB and are read "
                 "more often",
                 (unsigned long long)(s.room / MIB), (unsigned long long)(given / MIB));
+}
+
+void engine_touch_ahead(sl_engine *e) {
+    uint64_t slab = sl_mem_slab_bytes(e->mem), per_slab = e->slot_bytes ? slab / e->slot_bytes : 0;
+    if (per_slab) /* and one slab of KV */
+        sl_mem_ahead(e->mem, AHEAD_BYTES, ((e->plan.slots + per_slab - 1) / per_slab + 1) * slab);
 }

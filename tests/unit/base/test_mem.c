@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -310,6 +312,23 @@ static void threads_share_it(void **state) {
     share(sl_mem_new_gathered(12 * 65536, 65536, 4, NULL));
 }
 
+static void threads_share_it_while_slabs_are_touched(void **state) {
+    enum { THREADS = 3 };
+    sl_mem *m = sl_mem_new(7 * (2 << 20), 2 << 20, NULL);
+    sl_mem_ahead(m, 2 * (2 << 20), 6 * (2 << 20));
+    pthread_t t[THREADS];
+    client c[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        c[i] = (client){m, (uint64_t)i + 1, false};
+        assert_int_equal(pthread_create(&t[i], NULL, use_memory, &c[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(t[i], NULL);
+        assert_false(c[i].wrong);
+    }
+    sl_mem_free(m);
+}
+
 /* Whatever the order of taking and giving back: a device that sees 16 pieces of memory sees every slab of the budget.
  */
 static void gathered_slabs_lie_in_few_mappings(void **state) {
@@ -388,6 +407,78 @@ static void a_pointer_is_found_in_its_block_until_that_is_given_back(void **stat
     sl_mem_free(m);
 }
 
+/* ---- slabs touched ahead ---------------------------------------------------------------------------------------- */
+
+enum { LARGE = 2 << 20 };
+
+/* Until the thread has begun what is wanted. */
+static void await_bytes(sl_mem *m, uint64_t bytes) {
+    for (int i = 0; i < 10000 && sl_mem_used(m, SL_USE_COUNT) != bytes; i++)
+        usleep(1000);
+    assert_int_equal(sl_mem_used(m, SL_USE_COUNT), bytes);
+}
+
+static void expect_resident(void *p, uint64_t bytes) {
+#ifdef __linux__
+    static unsigned char resident[LARGE / 4096];
+    assert_int_equal(mincore(p, bytes, resident), 0);
+    for (size_t i = 0; i < bytes / 4096; i++)
+        assert_true(resident[i] & 1);
+#endif
+    for (uint64_t i = 0; i < bytes; i++)
+        assert_int_equal(((uint8_t *)p)[i], 0);
+}
+
+static void slabs_are_touched_ahead_counted_and_give_way(void **state) {
+    sl_mem *m = sl_mem_new(8 * LARGE, LARGE, NULL);
+    sl_mem_ahead(m, 3 * LARGE, 5 * LARGE);
+    await_bytes(m, 3 * LARGE);
+    void *slab[4];
+    for (int i = 0; i < 4; i++) { /* more are made, but never more than five in all; one may still be in work */
+        slab[i] = sl_mem_slab(m, SL_USE_SLOTS, NULL);
+        assert_non_null(slab[i]);
+        await_bytes(m, (uint64_t)(i + 4 < 5 ? i + 4 : 5) * LARGE);
+        expect_resident(slab[i], LARGE);
+    }
+    assert_int_equal(sl_mem_used(m, SL_USE_SLOTS), 4 * LARGE);
+    void *more[3];
+    for (int i = 0; i < 3; i++) /* what is taken beyond is as without it */
+        assert_non_null(more[i] = sl_mem_slab(m, SL_USE_KV, NULL));
+    sl_mem_slab_free(m, more[1]);
+    sl_mem_slab_free(m, more[2]);
+    for (int i = 0; i < 4; i++)
+        sl_mem_slab_free(m, slab[i]);
+    void *span = sl_mem_span(m, 7 * LARGE, SL_USE_WEIGHTS, NULL);
+    assert_non_null(span);
+    assert_int_equal(sl_mem_used(m, SL_USE_COUNT), 8 * LARGE);
+    sl_mem_span_free(m, span);
+    await_bytes(m, 4 * LARGE); /* one in use and three ahead */
+    sl_mem_trim(m);
+    assert_int_equal(sl_mem_used(m, SL_USE_COUNT), LARGE);
+    sl_mem_slab_free(m, sl_mem_slab(m, SL_USE_KV, NULL));
+    usleep(20000);
+    assert_int_equal(sl_mem_used(m, SL_USE_COUNT), 2 * LARGE); /* after a trim no more */
+    sl_mem_free(m);
+}
+
+/* Whoever asks gets it, also while the last of the budget is being touched. */
+static void what_is_touched_ahead_never_refuses_anybody(void **state) {
+    rng r = {3};
+    for (int round = 0; round < 60; round++) {
+        sl_mem *m = sl_mem_new(6 * LARGE, LARGE, NULL);
+        sl_mem_ahead(m, 6 * LARGE, 6 * LARGE);
+        usleep((unsigned)rng_below(&r, 1500));
+        uint64_t spans = rng_below(&r, 7);
+        assert_true(!spans || sl_mem_span(m, spans * LARGE, SL_USE_WEIGHTS, NULL));
+        for (uint64_t i = spans; i < 6; i++)
+            assert_non_null(sl_mem_slab(m, SL_USE_SLOTS, NULL));
+        assert_null(sl_mem_slab(m, SL_USE_SLOTS, NULL));
+        assert_int_equal(sl_mem_used(m, SL_USE_COUNT), 6 * LARGE);
+        assert_int_equal(sl_mem_peak(m), 6 * LARGE);
+        sl_mem_free(m); /* also while it is at work */
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_budget_is_exact),
@@ -395,6 +486,9 @@ int main(void) {
         cmocka_unit_test(absurd_sizes_are_errors),
         cmocka_unit_test(a_pointer_is_found_in_its_block_until_that_is_given_back),
         cmocka_unit_test(threads_share_it),
+        cmocka_unit_test(slabs_are_touched_ahead_counted_and_give_way),
+        cmocka_unit_test(what_is_touched_ahead_never_refuses_anybody),
+        cmocka_unit_test(threads_share_it_while_slabs_are_touched),
         cmocka_unit_test(gathered_slabs_lie_in_few_mappings),
         cmocka_unit_test(a_gathered_slab_given_back_holds_no_memory),
     };

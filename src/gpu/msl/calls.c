@@ -1,5 +1,6 @@
 /* Checks over the source's functions that C++ cannot make once address spaces are gone: a pointer of one space handed
- * to a parameter or variable of another, and recursion. Only what tokens settle is an error; the rest is believed. */
+ * to a parameter or variable of another or cast to it, and recursion. Only what tokens settle is an error; the rest is
+ * believed. */
 #include "gpu/msl/translate.h"
 #include "gpu/texts.h"
 
@@ -147,6 +148,39 @@ static bool check_initialiser(checker *c, size_t i) {
     return !is || is == v->where || complain(c, name, is, v->where, v->name);
 }
 
+/* ---- casts ------------------------------------------------------------------------------------------------------- */
+
+/* Space of what the cast before `at` is applied to: `p`, `&p[..]`, `(p + ..)`, and not to what is taken of them. */
+static space operand_space(checker *c, size_t at, const msl_token **name) {
+    static const char *const more[] = {"[", "(", ".", "->", "::", "++", "--", NULL};
+    const tr *m = c->m;
+    size_t end = at;
+    if (msl_here(m, at, "("))
+        end = msl_behind(m, at);
+    else if (msl_here(m, at, "&") && msl_name_at(m, at + 1) && msl_here(m, at + 2, "["))
+        end = msl_behind(m, at + 2);
+    else if (msl_name_at(m, at))
+        end = at + 1;
+    if (end == at || msl_among(msl_at(m, end), more))
+        return UNKNOWN;
+    bool inside = msl_here(m, at, "(");
+    return pointer_space(c, at + inside, end - inside, name);
+}
+
+/* `(threadgroup T *)p` with the `(` at i, `reinterpret_cast<threadgroup T *>(p)` with its name there. */
+static bool check_cast(checker *c, size_t i) {
+    const tr *m = c->m;
+    bool named = msl_here(m, i, "reinterpret_cast") || msl_here(m, i, "static_cast");
+    size_t begin = i + 1 + named, behind = named ? msl_behind_angle(m, i + 1, c->f->end) : msl_behind(m, i);
+    const msl_token *name = NULL;
+    if (behind < begin + 3 || !msl_here(m, behind - 2, "*"))
+        return true;
+    space wanted = space_of(m, begin, behind - 2), is = wanted ? operand_space(c, behind, &name) : UNKNOWN;
+    return !is || is == wanted ||
+           msl_error_at(&c->m->s, name, "%.*s is a %s pointer: Metal has no cast of it to %s", (int)name->size,
+                        name->text, space_names[is], space_names[wanted]);
+}
+
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
 static bool part_of_name(char c) {
@@ -229,7 +263,8 @@ static bool check_body(checker *c) {
     add_locals(c, body);
     for (size_t i = body + 1; i < m->match[body]; i++) {
         bool ok = msl_here(m, i, "=") ? check_initialiser(c, i) : check_call(c, i);
-        if (!ok)
+        bool cast = msl_here(m, i, "(") || msl_here(m, i + 1, "<");
+        if (!ok || (cast && !check_cast(c, i)))
             return false;
     }
     return true;

@@ -84,8 +84,8 @@ static bool translate(tr *m, const char *source, size_t n) {
     msl_find_halves(m);
     begin_unit(m);
     m->out_file = -1;
-    if (!msl_walk(m, 0, m->tokens.count - 1, NULL, 0) || !msl_check_calls(m) || !msl_build_kernels(m) ||
-        !check_refused(m) || !msl_emit_entries(m))
+    if (!msl_walk(m, 0, m->tokens.count - 1, NULL, 0) || !msl_check_calls(m) || !msl_check_declarations(m) ||
+        !msl_build_kernels(m) || !check_refused(m) || !msl_emit_entries(m))
         return false;
     end_unit(m);
     return !m->out.failed || msl_no_memory(&m->s);

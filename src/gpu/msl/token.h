@@ -17,7 +17,7 @@ enum {
     MSL_MAX_LIST = 512,          /* tokens of a template list */
     MSL_MAX_CONSTANTS = 512,     /* function constants, and as many derived ones */
     MSL_MAX_KERNELS = 16384,
-    MSL_MAX_CHECKED = 2048,   /* functions up to which calls are checked */
+    MSL_MAX_CHECKED = 2048,   /* functions up to which calls and declarations are checked */
     MSL_MAX_PARAMETERS = 256, /* of a kernel */
     MSL_MAX_DEPTH = 96        /* nesting of macro arguments, expressions, scopes */
 };

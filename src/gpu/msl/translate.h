@@ -237,8 +237,13 @@ bool msl_deduce(tr *m, const msl_definition *d, size_t open, msl_range *argument
 /* ---- calls.c --- */
 
 bool msl_note_function(tr *m, const msl_function_record *f);
-/* Pointers handed to another address space, recursion. */
+/* Pointers handed or cast to another address space, recursion. */
 bool msl_check_calls(tr *m);
+
+/* ---- declarations.c --- */
+
+/* Variables that are pointers to functions, and static ones of functions. */
+bool msl_check_declarations(tr *m);
 
 /* ---- refuse.c ---------------------------------------------------------------------------------------------------- */
 

@@ -317,6 +317,18 @@ static void pointers_stay_in_their_address_space(void **state) {
         {"copy_row(c + 1, 1);", "c is a constant pointer; copy_row wants one of"},
         {"threadgroup float *q = x;", "x is a device pointer; q wants one of threadgroup"},
         {"device float *q = s + 1;", "s is a threadgroup pointer; q wants one of device"},
+        {"device float4 *q = (device float4 *)x + 1; q = (device float4 *)(x + 4); "
+         "q = reinterpret_cast<device float4 *>(&x[4]); threadgroup half4 *h = (threadgroup half4 *)s;",
+         NULL},
+        {"float y = *(device int *)x; uint64_t n = (uint64_t)x; thread float *t = (thread float *)&y; "
+         "device float *r = (device float *)n; { constant float *n = (constant float *)c; }",
+         NULL},
+        {"threadgroup half *h = (threadgroup half *)x;",
+         "t.metal:5: x is a device pointer: Metal has no cast of it to"},
+        {"float y = *(const device float *)(c + 1);", "c is a constant pointer: Metal has no cast of it to device"},
+        {"float y = ((thread float *)&s[1])[0];", "s is a threadgroup pointer: Metal has no cast of it to thread"},
+        {"auto y = reinterpret_cast<threadgroup int *>(x + 1);", "x is a device pointer: Metal has no cast of it to"},
+        {"auto y = static_cast<const device float *>(c);", "c is a constant pointer: Metal has no cast of it to"},
     };
     for (size_t i = 0; i < SL_COUNT(cases); i++) {
         char *text = sl_asprintf("%skernel void f(device float *x, constant float *c) { threadgroup float s[4]; %s }",
@@ -330,6 +342,72 @@ static void pointers_stay_in_their_address_space(void **state) {
     check_error("\nint factorial(int n) { return n < 2 ? 1 : n * factorial(n - 1); }",
                 "t.metal:2: factorial calls itself: recursion is not part of Metal");
     msl_module_free(translate("struct my {}; float exp(my x) { return exp(1.0); }", MSL_TABLE));
+}
+
+static void pointers_to_functions_are_parameters_only(void **state) {
+    (void)state;
+    static const char functions[] = "float half_of(float x) { return x / 2; }\n"
+                                    "float with(float x, float (*op)(float)) { return op(x); }\n"
+                                    "template <float (*op)(float)> float by(float x) { return op(x); }\n"
+                                    "typedef float (*operation)(float);\nusing another = float (*)(float);\n"
+                                    "template <operation op> float by_type(float x) { return op(x); }\n"
+                                    "float named(float x, operation op) { return op(x); }\n"
+                                    "struct S { float operator()(float x) { return x; } };\n";
+    static const struct {
+        const char *text, *name; /* NULL: fine */
+    } cases[] = {
+        {"kernel void f(device float *x) { *x = with(*x, half_of) + by<half_of>(*x) + by_type<half_of>(1); }", NULL},
+        {"kernel void f(device float *x) { S s; thread S *p = &s; float y = 2 * (*p)(1); (*p)(y); x[0] = named(y, "
+         "half_of); }",
+         NULL},
+        {"kernel void f(device float *x) { threadgroup float t[2][4]; threadgroup float (*p)[4] = t; x[0] = p[1][0]; }",
+         NULL},
+        {"kernel void f(device float *x) {\n float (*op)(float) = half_of; *x = op(*x); }", "t.metal:10: op is"},
+        {"kernel void f(device float *x) { thread float *(*op)(thread float *, int); }", "t.metal:9: op is"},
+        {"kernel void f(device float *x) { vec<float, 4> (*op[2])(float); }", "op is"},
+        {"struct T { int n; float (*op)(float); };", "op is"},
+        {"constant float (*table[])(float) = {half_of};", "table is"},
+        {"kernel void f(device float *x) { operation op = half_of; *x = op(*x); }", "op is"},
+        {"struct T { const another ops[2]; };", "ops is"},
+        {"kernel void f(device float *x) { auto op = half_of; *x = op(*x); }", "op is"},
+        {"kernel void f(device float *x) { const auto op = &half_of; *x = op(*x); }", "op is"},
+    };
+    for (size_t i = 0; i < SL_COUNT(cases); i++) {
+        char *text = sl_asprintf("%s%s", functions, cases[i].text);
+        char *error = sl_asprintf("%s a pointer to a function: Metal has no such variables", cases[i].name);
+        if (cases[i].name)
+            check_error(text, error);
+        else
+            msl_module_free(translate(text, MSL_TABLE));
+        free(text);
+        free(error);
+    }
+}
+
+static void functions_have_no_static_variables_but_constants(void **state) {
+    (void)state;
+    static const char error[] = " is a static variable of a function: Metal has none but constants";
+    static const struct {
+        const char *body, *name; /* NULL: fine */
+    } cases[] = {
+        {"static constant float t[] = {1, 2}; constexpr static constant int n = 2; *x = int(t[n - 1]);", NULL},
+        {"static constexpr int n = 2; struct S { static int twice(int i) { return 2 * i; } }; *x = S::twice(n);", NULL},
+        {"static_assert(true, \"\"); *x = 1;", NULL},
+        {"\n static int calls = 0; *x = calls++;", "t.metal:3: calls"},
+        {"if (*x) { static const float t[2] = {1, 2}; *x = int(t[0]); }", "t"},
+        {"const static int n{3}; *x = n;", "n"},
+    };
+    for (size_t i = 0; i < SL_COUNT(cases); i++) {
+        char *text =
+            sl_asprintf("static int own(int i) { return i; }\nkernel void f(device int *x) { %s }", cases[i].body);
+        char *said = sl_asprintf("%s%s", cases[i].name, error);
+        if (cases[i].name)
+            check_error(text, said);
+        else
+            msl_module_free(translate(text, MSL_TABLE));
+        free(text);
+        free(said);
+    }
 }
 
 static void other_kernels_of_a_source_stay(void **state) {
@@ -402,6 +480,8 @@ int main(void) {
         cmocka_unit_test(function_constants_make_arguments_optional),
         cmocka_unit_test(what_is_not_supported_is_refused_by_name),
         cmocka_unit_test(pointers_stay_in_their_address_space),
+        cmocka_unit_test(pointers_to_functions_are_parameters_only),
+        cmocka_unit_test(functions_have_no_static_variables_but_constants),
         cmocka_unit_test(other_kernels_of_a_source_stay),
         cmocka_unit_test(errors_name_file_and_line),
     };

@@ -50,6 +50,7 @@ static void heads_of_any_multiple_of_4_are_float64s(void **state) {
         {SL_KV_F32, 1, 1, 16, 1, {2}, {33}, .window = 0},
         {SL_KV_F16, 6, 2, 24, 2, {1, 3}, {70, 4}, .gate = true, .apart = 24},
         {SL_KV_F16, 2, 1, 100, 1, {5}, {31}, .sinks = true},
+        {SL_KV_F16, 2, 1, 128, 1, {2}, {3}, .window = 0}, /* the widest of two heads at a time */
     };
     rng r = {seed + 5};
     for (size_t i = 0; i < SL_COUNT(shapes); i++) {

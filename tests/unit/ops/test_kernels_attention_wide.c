@@ -27,6 +27,9 @@ static void prefill_over_a_latent_is_float64s(void **state) {
 static void prefill_of_a_million_stays_finite(void **state) {
     rng r = {seed + 3};
     attention_prefill(&wide, &r, &(attention_shape){SL_KV_F16, 2, 1, 576, 1, {5}, {40}, .values = 512}, 0, 1e6f);
+    /* the second row's own key is the first of a step, far from the one before it, and rows behind it see no key yet */
+    attention_prefill(&wide, &r, &(attention_shape){SL_KV_F16, 4, 2, 576, 1, {6}, {15}, .values = 512, .window = 2}, 0,
+                      1e6f);
 }
 
 /* ---- heads of other sizes: libraries of their own, as the engine makes them -------------------------------------- */

@@ -191,7 +191,7 @@ static void after_finish(gpu_submission *sub) {
     if (sub->failure)
         gpu_events_fail(sub);
     if (sub->failure && sub->result.failed) /* not: one that only came after it */
-        sl_logf(&g->log, SL_LOG_ERROR, "%s", sub->failure->error.message);
+        sl_logf(&g->log, SL_LOG_INFO, "%s", sub->failure->error.message);
     gpu_debugf(g, 1, "list '%s' (ticket %llu) done: %.1f us", sub->list->label, (unsigned long long)sub->ticket,
                (sub->result.end - sub->result.begin) * 1e6);
     gpu_drop(sub);

@@ -112,7 +112,15 @@ uint64_t gpu_homes_bytes(const sl_ops_gpu *o) {
     return all;
 }
 
-/* As many slabs as there are, so that pieces stay few; fewer where there is no more. */
+/* As many slabs as there are, so that pieces stay few, but no more than is kept for them; behind that half as many. */
+static uint64_t next_slabs(const sl_ops_gpu *o) {
+    const gpu_homes *h = &o->homes;
+    uint64_t doubled = UINT64_C(1) << h->chunks, have = gpu_homes_bytes(o) / h->slab_bytes,
+             kept = o->may.keep / h->slab_bytes, most = kept > have ? kept - have : (have + 1) / 2;
+    return o->may.keep && most < doubled ? most : doubled;
+}
+
+/* Fewer where there is no more. */
 static sl_gpu_buffer *take_slabs(sl_ops_gpu *o, uint64_t *slabs, sl_error *err) {
     sl_error why = {0};
     sl_gpu_buffer *b;
@@ -126,7 +134,7 @@ static sl_gpu_buffer *take_slabs(sl_ops_gpu *o, uint64_t *slabs, sl_error *err) 
 
 static bool add_chunk(sl_ops_gpu *o, sl_error *err) {
     gpu_homes *h = &o->homes;
-    uint64_t slabs = UINT64_C(1) << h->chunks;
+    uint64_t slabs = next_slabs(o);
     if (h->chunks == SL_SLAB_COUNT)
         return sl_fail(err, SL_ERR_UNSUPPORTED, "KV and state in more than %d pieces of GPU memory", SL_SLAB_COUNT);
     void *list = h->list;

@@ -32,7 +32,7 @@ static void remember_loss(gpu_device *d, const char *message) {
     }
     pthread_mutex_unlock(&d->lock);
     if (first)
-        sl_logf(&d->base.log, SL_LOG_ERROR, "%s; the device is lost to this process", message);
+        sl_logf(&d->base.log, SL_LOG_INFO, "%s; the device is lost to this process", message);
 }
 
 bool cuda_check(gpu_device *d, cuda_result r, sl_error *err, const char *fmt, ...) {

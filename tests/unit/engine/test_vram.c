@@ -274,6 +274,25 @@ static void kv_that_has_no_room_fails_its_sequence_alone(void **state) {
     sl_engine_close(e);
 }
 
+/* Less than there was when it was planned, as where another program takes it. */
+static void memory_that_is_gone_is_said(void **state) {
+    sl_engine_options o = options(GOLDEN "llama", FEW, 0);
+    sl_error err = {0};
+    float logits[MODEL_VOCAB];
+    sl_engine *e = open_engine(&o);
+    uint64_t memory = cuda->memory;
+    cuda->memory = cuda->allocated + 1000;
+    sl_seq *s = model_new_seq(e);
+    sl_input in = {s, 1, true};
+    assert_false(sl_decode(e, &in, 1, logits, &err));
+    cuda->memory = memory;
+    if (!strstr(err.message, "KV cache and state: cuda: ") || !strstr(err.message, ", 1000 of "))
+        fail_msg("%s", err.message);
+    assert_true(sl_decode(e, &in, 1, logits, &err));
+    sl_seq_free(s);
+    sl_engine_close(e);
+}
+
 /* ---- devices -------------------------------------------------------------------------------------------------------
  */
 
@@ -336,6 +355,7 @@ int main(void) {
         cmocka_unit_test(no_bit_depends_on_how_much_there_is),
         cmocka_unit_test(experts_give_way_to_kv),
         cmocka_unit_test(kv_that_has_no_room_fails_its_sequence_alone),
+        cmocka_unit_test(memory_that_is_gone_is_said),
         cmocka_unit_test(a_ceiling_on_memory_that_is_not_apart_is_refused),
         cmocka_unit_test(auto_says_what_it_chose_and_why),
     };

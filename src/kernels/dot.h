@@ -75,7 +75,7 @@ template <typename F> inline float unit_dot_fma(thread const typename F::unit &q
 // acc[m * R + r] = row (row0 + r) of w[m] times x, the same in every lane; M matrices of one shape share the loads of
 // x.
 template <typename F, int R, int M, bool FMA>
-inline void dot_rows(thread float *acc, thread const weights *w, uint row0, device const float *x, uint lane) {
+inline void dot_rows(thread float (&acc)[M * R], thread const weights *w, uint row0, device const float *x, uint lane) {
     weight_row rows[M * R];
 #pragma unroll
     for (int i = 0; i < M * R; i++) {

@@ -54,7 +54,8 @@ struct float_row {
 };
 
 // One run of x, at the columns that the format has there; no row, or no such unit: zeros.
-template <typename F> inline void load_run(thread uint4 *v, thread const half_row &x, uint u, uint run, uint units) {
+template <typename F>
+inline void load_run(thread uint4 (&v)[2], thread const half_row &x, uint u, uint run, uint units) {
     v[0] = v[1] = uint4(0);
     if (x.at && u < units) {
         device const uint4 *from = (device const uint4 *)(x.at + F::column(u) + run * F::gap);
@@ -69,13 +70,14 @@ inline uint4 two_halves(float4 a, float4 b) {
 }
 
 // 16 columns from c on; beyond the last: zeros.
-inline void load_floats(thread uint4 *v, thread const float_row &x, uint c) {
+inline void load_floats(thread uint4 (&v)[2], thread const float_row &x, uint c) {
 #pragma unroll
     for (uint i = 0; i < 2; i++, c += 8)
         v[i] = two_halves(load_x4_upto(x.at, c, x.cols) * x.scale, load_x4_upto(x.at, c + 4, x.cols) * x.scale);
 }
 
-template <typename F> inline void load_run(thread uint4 *v, thread const float_row &x, uint u, uint run, uint units) {
+template <typename F>
+inline void load_run(thread uint4 (&v)[2], thread const float_row &x, uint u, uint run, uint units) {
     v[0] = v[1] = uint4(0);
     if (x.at && u < units)
         load_floats(v, x, F::column(u) + run * F::gap);

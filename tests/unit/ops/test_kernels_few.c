@@ -179,6 +179,15 @@ static void large_scales_of_small_values_stay_finite(void **state) {
     kernel_matrix_free(&w);
 }
 
+/* One tile, and a last panel of x that some SIMD-groups have no part in: what they copied ahead would be read from
+ * behind W. */
+static void a_last_panel_is_not_full(void **state) {
+    static const int64_t cols[] = {2304, 2560};
+    rng r = {seed + 8};
+    for (size_t i = 0; i < SL_COUNT(cols); i++)
+        run_few(&r, &(few_case){.v = &variants[i], .out = 16, .cols = cols[i], .rows = 1, .groups = 1, .magnitude = 1});
+}
+
 static void more_tiles_than_sums_are_kept(void **state) {
     rng r = {seed + 2};
     for (int gate_up = 0; gate_up < 2; gate_up++)
@@ -376,13 +385,10 @@ int main(void) {
     if (!kernels_open(&k, "few.metal", NULL, 0))
         return 77;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_format_is_float64s_product),
-        cmocka_unit_test(large_scales_of_small_values_stay_finite),
-        cmocka_unit_test(values_of_any_size_are_as_exact),
-        cmocka_unit_test(more_tiles_than_sums_are_kept),
-        cmocka_unit_test(gate_and_up_are_fused),
-        cmocka_unit_test(the_grid_does_not_show),
-        cmocka_unit_test(experts_are_float64s),
+        cmocka_unit_test(every_format_is_float64s_product), cmocka_unit_test(large_scales_of_small_values_stay_finite),
+        cmocka_unit_test(values_of_any_size_are_as_exact),  cmocka_unit_test(a_last_panel_is_not_full),
+        cmocka_unit_test(more_tiles_than_sums_are_kept),    cmocka_unit_test(gate_and_up_are_fused),
+        cmocka_unit_test(the_grid_does_not_show),           cmocka_unit_test(experts_are_float64s),
         cmocka_unit_test(an_aborted_step_computes_nothing),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

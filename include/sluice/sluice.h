@@ -73,6 +73,9 @@ typedef struct sl_engine_options {
      * as each brings them. The copy is compared by sizes, headers and samples. Where a read of one disk fails, the
      * other serves alone. */
     const char *mirror;
+    const char *cache;    /* which expert leaves a full cache: NULL or "lru"; "lfu", least used with ageing */
+    bool warm;            /* which experts are asked for is kept from run to run, and the hottest are read at opening */
+    const char *hot_list; /* the file it is kept in (implies warm); NULL: one in the cache directory */
 } sl_engine_options;
 #define SL_ENGINE_OPTIONS_INIT                                                                                         \
     { .size = sizeof(sl_engine_options) }
@@ -166,6 +169,15 @@ typedef struct sl_stats {
 } sl_stats;
 SL_API void sl_engine_get_stats(const sl_engine *e, sl_stats *stats); /* since the last reset */
 SL_API void sl_engine_reset_stats(sl_engine *e);
+
+/* Experts of one layer since the last reset; guesses are of this layer's experts, by the layer before. */
+typedef struct sl_layer_stats {
+    int layer; /* in the model */
+    uint64_t hits, misses, bytes_read, wait_ns;
+    uint64_t guesses, guesses_right;
+} sl_layer_stats;
+/* out[max] of the layers with experts, in order; returns how many there are. */
+SL_API size_t sl_engine_get_layer_stats(const sl_engine *e, sl_layer_stats *out, size_t max);
 
 /* A read the engine made of the model's files: reads of one burst were issued together. For the benchmark that replays
  * them without compute. */

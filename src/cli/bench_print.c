@@ -161,13 +161,14 @@ static json_t *decode_json(const bench_result *r, const sl_engine_info *info) {
     json_t *list = json_array();
     for (int i = 0; i < r->repeat; i++)
         json_array_append_new(list, window_json(&r->windows[i], info));
-    return json_pack(
-        "{s:i, s:i, s:i, s:f, s:o, s:f, s:o, s:o, s:o, s:o, s:o, s:o}", "tokens", r->decode_tokens, "sequences",
-        r->sequences, "warmup", r->warmup, "tokens_per_second", median_of(r, value_speed), "hit_rate",
-        known(median_of(r, value_hit_rate)), "bytes_read", median_of(r, value_read), "share_of_causal_bound",
-        known(median_of(r, value_share_of_bound)), "share_of_ideal_bound", known(median_of(r, value_share_of_ideal)),
-        "memory_read_bytes_per_second", known(median_of(r, value_memory)), "weight_bytes_per_second",
-        known(r->sequences == 1 ? weight_rate(r, info) : -1), "gpu_memory", tiers_json(r), "repetitions", list);
+    return json_pack("{s:i, s:i, s:i, s:f, s:o, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "tokens", r->decode_tokens,
+                     "sequences", r->sequences, "warmup", r->warmup, "tokens_per_second", median_of(r, value_speed),
+                     "hit_rate", known(median_of(r, value_hit_rate)), "bytes_read", median_of(r, value_read),
+                     "share_of_causal_bound", known(median_of(r, value_share_of_bound)), "share_of_ideal_bound",
+                     known(median_of(r, value_share_of_ideal)), "memory_read_bytes_per_second",
+                     known(median_of(r, value_memory)), "weight_bytes_per_second",
+                     known(r->sequences == 1 ? weight_rate(r, info) : -1), "gpu_memory", tiers_json(r), "repetitions",
+                     list, "layers", bench_layers_json(r));
 }
 
 static int print_json(const sl_engine *e, const bench_result *r) {
@@ -293,5 +294,7 @@ int bench_print(const sl_engine *e, const cli_args *a, const bench_result *r) {
         print_prefill(r);
     if (r->windows)
         print_decode(r, &info);
+    if (a->per_layer)
+        bench_print_layers(r);
     return CLI_OK;
 }

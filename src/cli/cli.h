@@ -38,7 +38,7 @@ typedef struct cli_args {
     int threads, context, chunk, max_slots, experts_per_token, read_depth;
     const char *kv_type, *numeric, *isa, *reader, *device;
     bool buffered, verify_reads;
-    const char *prefetch, *direct, *mirror;
+    const char *prefetch, *direct, *mirror, *cache, *hot_list;
     uint64_t read_piece;
     double read_timeout;
     /* prompt */
@@ -62,7 +62,7 @@ typedef struct cli_args {
     int repeat, window, sequences;
     int warmup, prefill, tokens; /* -1: not given */
     const char *ids, *reference, *record;
-    bool no_replay;
+    bool no_replay, per_layer, warm;
     uint64_t reserve;   /* set by a command: what it takes of --memory for itself */
     bool whole_context; /* likewise: its sequences will fill the context */
     /* tokenize */

@@ -95,6 +95,9 @@ static sl_engine_options engine_options(const cli_args *a, bool plan_only) {
     o.buffered = a->buffered;
     o.verify_reads = a->verify_reads;
     o.prefetch = a->prefetch;
+    o.cache = a->cache;
+    o.warm = a->warm;
+    o.hot_list = a->hot_list;
     o.read_depth = a->read_depth;
     o.read_piece = a->read_piece;
     o.direct = a->direct;

@@ -37,6 +37,11 @@ const cli_option cli_engine_options[] = {
      "split larger reads into pieces of SIZE, a multiple of 4K (default: auto)"},
     {"read-timeout", 0, CLI_REAL, AT(read_timeout), 0.001, 86400, "SECONDS",
      "a read of an expert that takes longer has failed (default: 30)"},
+    {"cache", 0, CLI_CHOICE, AT(cache), 0, 0, "lru|lfu",
+     "which expert leaves a full cache: the one not used for longest (default), or the one used least"},
+    {"warm", 0, CLI_FLAG, AT(warm), 0, 0, NULL,
+     "read the experts that earlier runs with --warm used most before the first token"},
+    {"hot-list", 0, CLI_TEXT, AT(hot_list), 0, 0, "FILE", "where that is kept from run to run (implies --warm)"},
     {"prefetch", 0, CLI_CHOICE, AT(prefetch), 0, 0, "auto|off|router",
      "guess the next layer's experts and read them when the disk is idle (default: auto, where it is measured to pay)"},
     {"chunk", 0, CLI_INT, AT(chunk), 1, 1 << 16, "N", "tokens of a prompt evaluated at once (default: 512)"},
@@ -95,6 +100,7 @@ const cli_option cli_bench_options[] = {
     {"repeat", 0, CLI_INT, AT(repeat), 1, 1000, "N", "repetitions; medians are shown (default: 3)"},
     {"ids", 0, CLI_TEXT, AT(ids), 0, 0, "FILE",
      "token ids to force: numbers or a JSON array; \"random\": spread over the vocabulary (default: a built-in text)"},
+    {"layers", 0, CLI_FLAG, AT(per_layer), 0, 0, NULL, "show hits, reads, waits and guesses of every layer"},
     {"no-replay", 0, CLI_FLAG, AT(no_replay), 0, 0, NULL, "skip the replay of reads and with it the causal bound"},
     END};
 

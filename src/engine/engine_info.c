@@ -5,6 +5,7 @@
 #include "experts/experts.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 const char *sl_version(void) {
@@ -185,7 +186,34 @@ void sl_engine_reset_stats(sl_engine *e) {
         sl_experts_stats_get(e->experts, &e->experts_base);
     for (int i = 0; e->mirror_reader && i < SL_READER_DISKS; i++)
         sl_mirror_stats_get(e->mirror_reader, i, &e->disk_base[i]);
+    if (e->experts)
+        sl_experts_layers_get(e->experts, e->layers_base, sl_model_config_get(e->model)->moe_layers);
     pthread_mutex_unlock(&e->sched.mutex);
+}
+
+size_t sl_engine_get_layer_stats(const sl_engine *e, sl_layer_stats *out, size_t max) {
+    pthread_mutex_t *mutex = (pthread_mutex_t *)&e->sched.mutex;
+    int32_t layers = e->experts ? sl_model_config_get(e->model)->moe_layers : 0;
+    sl_experts_layer_stats *x = layers && max ? calloc((size_t)layers, sizeof *x) : NULL;
+    if (!x)
+        return (size_t)layers;
+    pthread_mutex_lock(mutex);
+    sl_experts_layers_get(e->experts, x, layers);
+    for (int32_t i = 0; i < layers && (size_t)i < max; i++) {
+        const sl_experts_layer_stats *b = &e->layers_base[i];
+        int32_t number = 0;
+        sl_model_expert_matrices(e->model, i, &number);
+        out[i] = (sl_layer_stats){.layer = number,
+                                  .hits = x[i].hits - b->hits,
+                                  .misses = x[i].misses - b->misses,
+                                  .bytes_read = x[i].read_bytes - b->read_bytes,
+                                  .wait_ns = x[i].wait_ns - b->wait_ns,
+                                  .guesses = x[i].prefetch_reads - b->prefetch_reads,
+                                  .guesses_right = x[i].prefetch_used - b->prefetch_used};
+    }
+    pthread_mutex_unlock(mutex);
+    free(x);
+    return (size_t)layers;
 }
 
 void sl_engine_activity(const sl_engine *e, char *out, size_t size, uint64_t *since_ns) {

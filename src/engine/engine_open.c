@@ -187,6 +187,8 @@ static sl_reader *open_reader(sl_engine *e, engine_wrap_reader wrap, void *user,
     if (!choose("prefetch", e->options.prefetch, guesses, SL_COUNT(guesses), &guess, err))
         return NULL;
     e->prefetch = prefetch[guess];
+    if (!engine_choose_policy(e, err))
+        return NULL;
     if (e->gpu) { /* which is given work before anybody could guess, and counts on slots that stay */
         if (e->prefetch == SL_PREFETCH_ROUTER)
             return sl_fail_null(err, SL_ERR_ARGUMENT, "prefetch router is of the CPU: device %s does not guess",
@@ -427,13 +429,16 @@ static bool open_experts(sl_engine *e, sl_reader *reader, sl_error *err) {
                             .max_slots = e->options.max_slots,
                             .reader = reader,
                             .prefetch = e->prefetch,
+                            .policy = e->policy,
+                            .learn = e->options.warm || e->options.hot_list,
                             .verify = e->options.verify_reads,
                             .stop = engine_step_is_over,
                             .stop_user = e,
                             .log = e->log};
-    e->experts = sl_experts_open(&o, err);
-    if (!e->experts)
-        return false;
+    e->layers_base = calloc((size_t)o.layer_count, sizeof *e->layers_base);
+    e->experts = sl_experts_open(&o, err); /* which owns the reader from here on */
+    if (!e->experts || !e->layers_base)
+        return e->experts && sl_fail(err, SL_ERR_MEMORY, "out of memory for %d expert layers", o.layer_count);
     e->mirror_reader = e->mirror ? reader : NULL;
     e->pressure.on = e->options.memory == 0 && !e->gpu;
     if (e->pressure.on) {
@@ -442,6 +447,7 @@ static bool open_experts(sl_engine *e, sl_reader *reader, sl_error *err) {
     }
     sl_expert_source source = engine_activity_watch(&e->activity, sl_experts_source(e->experts));
     sl_ops_set_experts(e->ops, &source);
+    engine_warm_open(e);
     return true;
 }
 
@@ -559,8 +565,8 @@ sl_engine *engine_open_wrapped(const sl_engine_options *o, engine_wrap_reader wr
          open_rest(e, wrap, user, err);
     /* The strings are the caller's. */
     e->options.model = e->options.kv_type = e->options.numeric = e->options.isa = e->options.reader =
-        e->options.device = e->options.prefetch = e->options.system_root = e->options.direct = e->options.calibration =
-            e->options.faults = e->options.mirror = NULL;
+        e->options.device = e->options.prefetch = e->options.cache = e->options.hot_list = e->options.system_root =
+            e->options.direct = e->options.calibration = e->options.faults = e->options.mirror = NULL;
     if (ok)
         return e;
     sl_engine_close(e);
@@ -575,6 +581,7 @@ void sl_engine_close(sl_engine *e) {
     if (!e)
         return;
     engine_core_stop(e);
+    engine_warm_close(e);
     sl_experts_close(e->experts);
     engine_kv_free(e->state);
     engine_kv_free(e->kv);
@@ -591,6 +598,7 @@ void sl_engine_close(sl_engine *e) {
     pthread_mutex_destroy(&e->templates.mutex);
     engine_core_destroy(e);
     free(e->expert_layers);
+    free(e->layers_base);
     free(e->fault_places);
     free(e->path);
     free(e->pressure.root);

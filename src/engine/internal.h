@@ -221,6 +221,7 @@ typedef struct engine_routing {
 struct sl_engine {
     sl_engine_options options; /* strings are not kept */
     sl_prefetch prefetch;
+    sl_policy policy;
     engine_reading reading;
     sl_mirror *mirror;              /* NULL: the model's disk alone */
     const sl_reader *mirror_reader; /* the store's, for its figures; NULL likewise */
@@ -260,12 +261,18 @@ struct sl_engine {
     engine_sampler *sampler; /* S */
     engine_activity activity;
     engine_pressure pressure;
+    struct {
+        char *path; /* of the hot list; NULL: not asked for */
+        uint64_t model, experts;
+        uint32_t *known; /* [experts] uses in earlier runs */
+    } warm;
     engine_sched sched;
     /* L: figures since the last reset are the difference to the base */
     engine_counters counters, counters_base;
     sl_ops_times times, times_base;
     sl_experts_stats experts_base;
     sl_mirror_stats disk_base[SL_READER_DISKS];
+    sl_experts_layer_stats *layers_base; /* [MoE layers] */
 };
 
 /* Mutex, conditions, activity: before anything else, and after everything. */
@@ -325,6 +332,13 @@ typedef sl_reader *(*engine_wrap_reader)(void *user, sl_reader *inner, sl_error 
 /* A reader as chosen, of one disk or two; faults: with those that were asked for. */
 sl_reader *engine_open_reader(const sl_engine *e, bool faults, engine_wrap_reader wrap, void *user, sl_error *err);
 sl_engine *engine_open_wrapped(const sl_engine_options *o, engine_wrap_reader wrap, void *user, sl_error *err);
+
+/* ---- warm.c: before the scheduler runs, and after ---- */
+
+/* options.cache -> policy. */
+bool engine_choose_policy(sl_engine *e, sl_error *err);
+void engine_warm_open(sl_engine *e);
+void engine_warm_close(sl_engine *e);
 
 /* ---- pressure.c ---- */
 

@@ -203,7 +203,7 @@ static experts_slot *take_free(sl_experts *e, int32_t cls) {
     return s;
 }
 
-static bool grow(sl_experts *e, int32_t cls) {
+bool experts_cache_grow(sl_experts *e, int32_t cls) {
     experts_slab *b = NULL;
     if (!e->max_slots || e->slots < e->max_slots) {
         b = (experts_slab *)e->spare_slabs.first;
@@ -227,7 +227,7 @@ static int32_t class_in_want(const sl_experts *e) {
 
 bool experts_cache_settle(sl_experts *e) {
     int32_t cls = class_in_want(e);
-    while (!e->full && cls >= 0 && grow(e, cls))
+    while (!e->full && cls >= 0 && experts_cache_grow(e, cls))
         cls = class_in_want(e);
     return e->full || cls < 0;
 }
@@ -255,7 +255,7 @@ static experts_slot *take_occupied(sl_experts *e, int32_t cls) {
 
 experts_slot *experts_cache_claim(sl_experts *e, int32_t cls, experts_effort effort) {
     experts_slot *s = take_free(e, cls);
-    if (!s && effort >= EXPERTS_TAKE_GROWN && grow(e, cls))
+    if (!s && effort >= EXPERTS_TAKE_GROWN && experts_cache_grow(e, cls))
         s = take_free(e, cls);
     if (!s && effort == EXPERTS_TAKE_ANY)
         s = take_occupied(e, cls);

@@ -120,6 +120,10 @@ typedef struct sl_experts sl_experts;
  * state now, or so where measuring on the way shows that it pays. */
 typedef enum sl_prefetch { SL_PREFETCH_OFF, SL_PREFETCH_ROUTER, SL_PREFETCH_AUTO } sl_prefetch;
 
+/* Which expert leaves a full cache: the one not used for longest, or the one used least, where what was used 256 tokens
+ * ago counts half. */
+typedef enum sl_policy { SL_POLICY_LRU, SL_POLICY_LFU } sl_policy;
+
 typedef struct sl_experts_options {
     const sl_ckpt *ckpt;           /* borrowed */
     const sl_expert_layer *layers; /* borrowed, must outlive the store */
@@ -130,7 +134,9 @@ typedef struct sl_experts_options {
     int32_t max_slots;    /* 0: no cap (tests use it to force small caches) */
     sl_reader *reader;    /* owned from now on, also if opening fails */
     sl_prefetch prefetch; /* never evicts what the step needs */
-    bool verify;          /* what was read is compared with the layers' sums; opening fails where one has none */
+    sl_policy policy;
+    bool learn;  /* uses are counted, for sl_experts_heat */
+    bool verify; /* what was read is compared with the layers' sums; opening fails where one has none */
     /* Asked now and then while an iteration waits for reads, and only then: true ends the wait, and what it is for
      * fails with SL_ERR_CANCELLED. May be NULL. */
     bool (*stop)(void *user);
@@ -148,6 +154,11 @@ typedef struct sl_experts_stats {
     uint64_t slot_bytes;        /* now: memory of the slabs they lie in */
 } sl_experts_stats;
 
+/* Of one layer; a guess counts for the layer it is about, a wait for the one that waited. */
+typedef struct sl_experts_layer_stats {
+    uint64_t hits, misses, read_bytes, wait_ns, prefetch_reads, prefetch_used;
+} sl_experts_layer_stats;
+
 /* Bytes of one slot of the layer's class. The least budget of the store: slabs for max(top_k, 2) slots of the largest
  * class. 0: an extent lies outside its file, or a slot does not fit a slab (sl_experts_open says which). */
 uint64_t sl_experts_slot_bytes(const sl_expert_layer *layer, const sl_ckpt *c, bool direct);
@@ -163,6 +174,14 @@ void sl_experts_close(sl_experts *e);
 /* The iterator for sl_ops_set_experts. */
 sl_expert_source sl_experts_source(sl_experts *e);
 
+/* Reads the experts with the most uses (uses[experts of all layers], layer after layer), as many as have slots, before
+ * the first step; returns how many are there. progress may be NULL. */
+typedef void (*sl_warm_progress)(void *user, uint64_t done, uint64_t total);
+int64_t sl_experts_warm(sl_experts *e, const uint32_t *uses, sl_warm_progress progress, void *user);
+/* How often steps asked for each expert so far; returns their number, *uses is NULL where that was not counted. Between
+ * steps. */
+uint64_t sl_experts_heat(const sl_experts *e, const uint32_t **uses);
+
 /* Gives slabs back to the allocator (evicting what they hold) until `slabs` were freed or only the least is left;
  * returns how many. Called between steps. */
 int sl_experts_shrink(sl_experts *e, int slabs);
@@ -171,6 +190,8 @@ int sl_experts_shrink(sl_experts *e, int slabs);
 int sl_experts_cap(sl_experts *e, uint64_t bytes);
 void sl_experts_stats_get(const sl_experts *e, sl_experts_stats *out);
 void sl_experts_stats_reset(sl_experts *e);
+/* out[n], of the first n layers since opening; from any thread. */
+void sl_experts_layers_get(const sl_experts *e, sl_experts_layer_stats *out, int32_t n);
 
 /* The trace of reads since start, for replay without compute: bursts of (file, offset, bytes) as one begin() issued
  * them. Off unless enabled. */

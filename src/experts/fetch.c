@@ -20,6 +20,7 @@ static void add_read(sl_experts *e, experts_slot *s, const experts_area *a) {
     experts_trace_add(&e->trace, a, s->layer);
     experts_add(&e->count.reads, 1);
     experts_add(&e->count.read_bytes, a->bytes);
+    experts_add(&e->layer[s->layer].count.read_bytes, a->bytes);
     e->batch.read[e->batch.n++] = (sl_read){.file = e->file[a->file],
                                             .offset = a->offset,
                                             .bytes = a->bytes,
@@ -33,7 +34,7 @@ void experts_fetch_add(sl_experts *e, experts_slot *s, int32_t layer, int32_t ex
     s->expert = expert;
     s->state = EXPERTS_READING;
     s->fresh = true;
-    s->prefetched = s->adopted = s->timed_out = false;
+    s->prefetched = s->asked = s->adopted = s->timed_out = false;
     s->reads = s->areas = layout->areas;
     for (int p = 0; p < SL_EXPERT_PARTS; p++)
         s->part[p] = layout->part[p];
@@ -126,7 +127,10 @@ bool experts_fetch_wait(sl_experts *e) {
     bool asks = e->stop && e->it.running, stopped = false;
     while (take_results(e, asks ? STOP_NS : UINT64_MAX) == 0 && asks && !stopped)
         stopped = e->stop(e->stop_user);
-    experts_add(&e->count.wait_ns, sl_now_ns() - begin);
+    uint64_t waited = sl_now_ns() - begin;
+    experts_add(&e->count.wait_ns, waited);
+    if (e->it.running)
+        experts_add(&e->layer[e->it.layer].count.wait_ns, waited);
     return !stopped;
 }
 

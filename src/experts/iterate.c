@@ -64,6 +64,7 @@ void experts_item_failed(sl_experts *e, experts_slot *s, const sl_error *why) {
     /* A read that another iteration or a guess began may have failed for reasons of its own: read again. */
     if (s->adopted) {
         experts_sub(&e->count.hits, 1);
+        experts_sub(&layer_of(e)->count.hits, 1);
         await_slot(it, i);
         return;
     }
@@ -74,10 +75,13 @@ void experts_item_failed(sl_experts *e, experts_slot *s, const sl_error *why) {
 static void claim_found(sl_experts *e, int32_t i, experts_slot *s) {
     experts_item *item = &e->it.item[i];
     experts_add(&e->count.hits, 1);
+    experts_add(&layer_of(e)->count.hits, 1);
     experts_add(&e->count.prefetch_used, s->prefetched);
+    experts_add(&layer_of(e)->count.prefetch_used, s->prefetched);
     if (s->prefetched)
         experts_trace_used(&e->trace, s);
     s->prefetched = false;
+    s->asked = true;
     s->item = i;
     item->slot = s;
     item->hit = true;
@@ -120,10 +124,12 @@ static bool give_up_after(sl_experts *e, int32_t i) {
         if (item->state != EXPERTS_ITEM_READY)
             continue;
         experts_cache_release(e, item->slot);
-        if (item->hit)
+        if (item->hit) {
             experts_sub(&e->count.hits, 1);
-        else
+            experts_sub(&layer_of(e)->count.hits, 1);
+        } else {
             it->missing--;
+        }
         await_slot(it, it->kept);
         return true;
     }
@@ -153,7 +159,9 @@ static bool read_item(sl_experts *e, int32_t i) {
     if (!s)
         return false;
     experts_add(&e->count.misses, 1);
+    experts_add(&layer_of(e)->count.misses, 1);
     experts_fetch_add(e, s, e->it.layer, item->id, &layout);
+    s->asked = true;
     s->item = i;
     item->slot = s;
     item->hit = false;
@@ -236,6 +244,8 @@ static bool begin(void *self, int32_t layer, const int32_t *ids, int32_t n, sl_e
         return false;
     experts_layer *l = layer_of(e);
     e->demand += n - l->demand;
+    if (layer == 0)
+        experts_policy_pass(e);
     if (layer == 0 && order == SL_ORDER_READY)
         experts_prefetch_pass(e);
     l->demand = n;

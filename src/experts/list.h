@@ -45,6 +45,19 @@ static inline void experts_list_remove(experts_list *l, experts_link *n) {
     n->prev = n->next = NULL;
 }
 
+/* Puts what is in `front` before what is in l. */
+static inline void experts_list_join(experts_list *l, const experts_list *front) {
+    if (!front->first)
+        return;
+    if (l->first) {
+        l->first->prev = front->last;
+        front->last->next = l->first;
+    } else {
+        l->last = front->last;
+    }
+    l->first = front->first;
+}
+
 static inline experts_link *experts_list_pop_first(experts_list *l) {
     experts_link *n = l->first;
     if (n)

@@ -119,6 +119,7 @@ static bool read_guess(sl_experts *e, int32_t layer, int32_t expert) {
     s->prefetched = true;
     experts_trace_guess(&e->trace, s);
     experts_add(&e->count.prefetch_reads, 1);
+    experts_add(&l->count.prefetch_reads, 1);
     return true;
 }
 

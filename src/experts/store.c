@@ -63,6 +63,10 @@ static bool alloc_layers(sl_experts *e, const sl_experts_options *o, sl_error *e
     e->table = calloc(experts, sizeof(experts_slot *));
     e->results = malloc(EXPERTS_RESULTS * sizeof *e->results);
     e->guess.id = calloc((size_t)e->guess.max + 1, sizeof *e->guess.id);
+    if (o->learn && !(e->heat = calloc(experts, sizeof *e->heat)))
+        return sl_fail(err, SL_ERR_MEMORY, "experts: out of memory to count uses of %llu", (unsigned long long)experts);
+    if (o->policy == SL_POLICY_LFU && !(e->uses = calloc(experts, sizeof *e->uses)))
+        return sl_fail(err, SL_ERR_MEMORY, "experts: out of memory to count uses of %llu", (unsigned long long)experts);
     if (!e->layer || !e->cls || !e->table || !e->results || !e->guess.id)
         return sl_fail(err, SL_ERR_MEMORY, "experts: out of memory for a table of %llu", (unsigned long long)experts);
     return true;
@@ -105,6 +109,7 @@ static bool open_layers(sl_experts *e, const sl_experts_options *o, sl_error *er
     bool ok = bytes || sl_fail(err, SL_ERR_MEMORY, "experts: out of memory for %d layers", o->layer_count);
     for (int32_t i = 0; ok && i < o->layer_count; i++) {
         e->layer[i].slot = table;
+        e->layer[i].uses = e->uses ? e->uses + (table - e->table) : NULL;
         table += o->layers[i].experts;
         ok = open_layer(e, i, &o->layers[i], o->verify, &bytes[i], err);
     }
@@ -153,6 +158,7 @@ sl_experts *experts_open(const sl_experts_options *o, const experts_files *files
     e->top_k = o->top_k;
     e->stop = o->stop;
     e->stop_user = o->stop_user;
+    e->policy = o->policy;
     experts_prefetch_open(e, o->prefetch);
     e->trace.burst = -1;
     if (!open_store(e, o, files, err)) {
@@ -177,6 +183,8 @@ void sl_experts_close(sl_experts *e) {
     free(e->guess.id);
     free(e->results);
     free(e->table);
+    free(e->uses);
+    free(e->heat);
     free(e->cls);
     free(e->layer);
     free(e->file);
@@ -223,4 +231,16 @@ void sl_experts_stats_reset(sl_experts *e) {
                                   &c->prefetch_reads, &c->prefetch_used, &c->wait_ns, &c->evictions};
     for (size_t i = 0; i < SL_COUNT(counts); i++)
         atomic_store_explicit(counts[i], 0, memory_order_relaxed);
+}
+
+void sl_experts_layers_get(const sl_experts *e, sl_experts_layer_stats *out, int32_t n) {
+    for (int32_t i = 0; i < n && i < e->layers; i++) {
+        const experts_layer_counters *c = &e->layer[i].count;
+        out[i] = (sl_experts_layer_stats){.hits = load(&c->hits),
+                                          .misses = load(&c->misses),
+                                          .read_bytes = load(&c->read_bytes),
+                                          .wait_ns = load(&c->wait_ns),
+                                          .prefetch_reads = load(&c->prefetch_reads),
+                                          .prefetch_used = load(&c->prefetch_used)};
+    }
 }

@@ -58,6 +58,7 @@ typedef struct experts_slot {
     int32_t item; /* of the running iteration; -1: not claimed */
     experts_slot_state state;
     bool fresh;      /* read, and not released by a step since */
+    bool asked;      /* claimed by a step since it was last in line */
     bool prefetched; /* read ahead, and not asked for since */
     bool adopted;    /* claimed while a read that another iteration began was in flight */
     bool timed_out;  /* a read of it was reported quarantined */
@@ -78,13 +79,21 @@ struct experts_slab {
     uint64_t used; /* clock when its last pinned slot was released */
 };
 
+enum { EXPERTS_RANKS = 64 };
+
 typedef struct experts_class {
     uint64_t slot_bytes;
     int32_t per_slab;
     uint64_t slots, experts; /* that there are; that its layers have */
     experts_list free;
-    experts_list recent; /* cached and not pinned: next victim last */
+    experts_list line[EXPERTS_RANKS]; /* cached and not pinned, by rank; within one the next victim is last */
+    uint64_t ranks;                   /* bit r: line[r] may have experts */
 } experts_class;
+
+/* Written by the step thread, read by any. */
+typedef struct experts_layer_counters {
+    _Atomic uint64_t hits, misses, read_bytes, wait_ns, prefetch_reads, prefetch_used;
+} experts_layer_counters;
 
 typedef struct experts_layer {
     const sl_extent *extent;
@@ -96,6 +105,8 @@ typedef struct experts_layer {
     uint64_t moves;      /* times one of its experts came or went */
     experts_slot **slot; /* [experts] */
     int32_t demand;      /* experts its last iteration asked for */
+    uint16_t *uses;      /* [experts] by steps, halved from time to time; NULL: not counted */
+    experts_layer_counters count;
 } experts_layer;
 
 /* ---- iteration -------------------------------------------------------------------------------------------------- */
@@ -186,6 +197,8 @@ struct sl_experts {
     bool (*stop)(void *user);
     void *stop_user;
     sl_prefetch prefetch;
+    sl_policy policy;
+    int32_t passes; /* since uses were halved */
     experts_guess guess;
     experts_trial trial;
 
@@ -193,6 +206,8 @@ struct sl_experts {
     int32_t layers;
     uint64_t experts;     /* of all layers */
     experts_slot **table; /* the layers' slot arrays */
+    uint16_t *uses;       /* and their counts */
+    uint32_t *heat;       /* [experts] uses since opening; NULL: not counted */
     experts_class *cls;   /* [layers] at most */
     int32_t classes;
 
@@ -245,7 +260,9 @@ uint64_t experts_generation(void *self, int32_t layer);
 void experts_policy_keep(sl_experts *e, experts_slot *s);
 /* It is claimed or evicted. */
 void experts_policy_take(sl_experts *e, experts_slot *s);
-experts_slot *experts_policy_victim(const sl_experts *e, int32_t cls);
+experts_slot *experts_policy_victim(sl_experts *e, int32_t cls);
+/* An iteration over the first layer begins. */
+void experts_policy_pass(sl_experts *e);
 /* A slab of another class that was last used before this goes rather than the victim. */
 uint64_t experts_policy_age(const sl_experts *e, const experts_slot *victim);
 /* One pass asks for more experts than there are slots: plain LRU would never hit. */
@@ -259,6 +276,8 @@ typedef enum experts_effort {
     EXPERTS_TAKE_ANY    /* or one that an unclaimed expert has to leave */
 } experts_effort;
 
+/* A slab more for the class; false: there is none. */
+bool experts_cache_grow(sl_experts *e, int32_t cls);
 /* A pinned slot of the class, holding nothing; NULL: there is none. */
 experts_slot *experts_cache_claim(sl_experts *e, int32_t cls, experts_effort effort);
 /* Takes slabs until every expert can have a slot, the classes in step, or there are as many as there will be; false:

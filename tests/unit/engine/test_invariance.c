@@ -1,5 +1,6 @@
 /* Promise 2, through the public API on streamed checkpoints: the logits and the texts are the same bits for every cache
- * size, reader, prefetch, chunk, thread count and instruction set, alone and in a batch with other sequences. */
+ * size and policy, reader, prefetch, chunk, thread count and instruction set, alone and in a batch with other
+ * sequences. */
 #include "sluice/sluice.h"
 
 #include <setjmp.h>
@@ -19,7 +20,7 @@ enum { TOKENS = 150, SPLIT = 133, NEW_TOKENS = 24 };
 typedef struct setting {
     const char *reader, *isa;
     int slots, chunk, threads;
-    const char *prefetch;
+    const char *prefetch, *cache;
     bool buffered;
 } setting;
 
@@ -46,6 +47,7 @@ static sl_engine *open_engine(const char *model, const setting *s) {
     o.chunk = s->chunk;
     o.threads = s->threads;
     o.prefetch = s->prefetch;
+    o.cache = s->cache;
     o.buffered = s->buffered;
     sl_engine *e = sl_engine_open(&o, &err);
     must(e != NULL, &err);
@@ -185,13 +187,15 @@ static void check_model(const char *name, int every) {
         s.threads = 1 + (b /= 2) % 2;
         int others = (b /= 2) % 2 ? 3 : 0;
         s.buffered = bits % 7 == 0;
+        s.cache = bits % 4 < 2 ? "lru" : "lfu";
         s.isa = bits % 5 ? NULL : isas[bits / 5 % isa_count];
         outcome o = run(model, &s, others, info.vocab);
         if (memcmp(o.logits, expected.logits, (size_t)TOKENS * (size_t)info.vocab * sizeof(float)) ||
             memcmp(o.text, expected.text, sizeof o.text))
-            fail_msg(
-                "%s: other bits with reader %s, %d slots, chunk %d, %d threads, prefetch %s, %s, %d other sequences",
-                name, s.reader, s.slots, s.chunk, s.threads, s.prefetch, s.isa ? s.isa : "best set", others);
+            fail_msg("%s: other bits with reader %s, %d slots, chunk %d, %d threads, prefetch %s, cache %s, %s, %d "
+                     "other sequences",
+                     name, s.reader, s.slots, s.chunk, s.threads, s.prefetch, s.cache, s.isa ? s.isa : "best set",
+                     others);
         free(o.logits);
         runs++;
     }

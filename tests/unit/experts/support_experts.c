@@ -306,6 +306,8 @@ bool store_try(store *s, const model *m, const store_spec *spec, sl_reader *read
                             .max_slots = spec->max_slots,
                             .reader = reader,
                             .prefetch = spec->prefetch,
+                            .policy = spec->policy,
+                            .learn = spec->learn,
                             .log = spec->log};
     experts_files files = {(const sl_file *const *)m->file, m->spec.files, reader->direct};
     s->e = experts_open(&o, &files, err);

@@ -94,6 +94,8 @@ typedef struct store_spec {
     int pieces;                  /* > 0: slabs are gathered in so many mappings */
     uint64_t max_bytes;
     sl_prefetch prefetch;
+    sl_policy policy;
+    bool learn;
     bool guess_same; /* each iteration guesses that the next layer wants the same ids */
     sl_log log;
 } store_spec;

@@ -1,0 +1,132 @@
+/* The hot list's file. */
+#include "experts/hot.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+enum { HEADER = 24, TAIL = 8, MEAN_USES = 1024 };
+#define MOST_EXPERTS (UINT64_C(1) << 24)
+
+static const char magic[8] = "SLHOT1\0";
+
+static uint64_t file_bytes(uint64_t experts) {
+    return HEADER + 4 * experts + TAIL;
+}
+
+static uint64_t get_u64(const char *p) {
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+/* ---- loading ----------------------------------------------------------------------------------------------------- */
+
+static bool take(const char *path, const char *bytes, size_t size, uint64_t model, uint32_t *uses, uint64_t experts,
+                 sl_error *err) {
+    if (size < HEADER + TAIL || memcmp(bytes, magic, sizeof magic) != 0)
+        return sl_fail(err, SL_ERR_FORMAT, "%s: offset 0: not a hot list (magic SLHOT1 expected)", path);
+    if (get_u64(bytes + 8) != model)
+        return sl_fail(err, SL_ERR_FORMAT, "%s: offset 8: of model %016llx, %016llx expected", path,
+                       (unsigned long long)get_u64(bytes + 8), (unsigned long long)model);
+    if (get_u64(bytes + 16) != experts || size != file_bytes(experts))
+        return sl_fail(err, SL_ERR_FORMAT, "%s: offset 16: %llu experts in %zu bytes, %llu in %llu expected", path,
+                       (unsigned long long)get_u64(bytes + 16), size, (unsigned long long)experts,
+                       (unsigned long long)file_bytes(experts));
+    if (get_u64(bytes + size - TAIL) != XXH3_64bits(bytes, size - TAIL))
+        return sl_fail(err, SL_ERR_FORMAT, "%s: offset %zu: the checksum is not that of the bytes before it", path,
+                       size - TAIL);
+    memcpy(uses, bytes + HEADER, 4 * experts);
+    return true;
+}
+
+bool sl_hot_load(const char *path, uint64_t model, uint32_t *uses, uint64_t experts, sl_error *err) {
+    struct stat st;
+    size_t size = 0;
+    *err = (sl_error){0};
+    if (stat(path, &st) != 0)
+        return errno != ENOENT && errno != ENOTDIR && sl_fail_errno(err, SL_ERR_IO, errno, "%s: cannot open", path);
+    if (!S_ISREG(st.st_mode)) /* a FIFO would be waited for */
+        return sl_fail(err, SL_ERR_FORMAT, "%s: not a plain file", path);
+    if (experts > MOST_EXPERTS)
+        return sl_fail(err, SL_ERR_UNSUPPORTED, "%s: %llu experts, at most %llu expected", path,
+                       (unsigned long long)experts, (unsigned long long)MOST_EXPERTS);
+    char *bytes = sl_read_text(path, file_bytes(experts), &size, err);
+    bool ok = bytes && take(path, bytes, size, model, uses, experts, err);
+    free(bytes);
+    return ok;
+}
+
+/* ---- merging ----------------------------------------------------------------------------------------------------- */
+
+void sl_hot_merge(uint32_t *known, const uint32_t *run, uint64_t experts) {
+    uint64_t sum = 0;
+    int shift = 0;
+    for (uint64_t i = 0; i < experts; i++)
+        sum += (uint64_t)known[i] + run[i];
+    while (sum >> shift > experts * MEAN_USES)
+        shift++;
+    for (uint64_t i = 0; i < experts; i++) {
+        uint64_t both = ((uint64_t)known[i] + run[i]) >> shift;
+        known[i] = both < UINT32_MAX ? (uint32_t)both : UINT32_MAX;
+    }
+}
+
+/* ---- saving ------------------------------------------------------------------------------------------------------ */
+
+/* Creates the directories above a file. */
+static void make_directories(const char *path) {
+    char *copy = sl_strdup(path);
+    for (char *at = copy ? strchr(copy + 1, '/') : NULL; at; at = strchr(at + 1, '/')) {
+        *at = 0;
+        mkdir(copy, 0700);
+        *at = '/';
+    }
+    free(copy);
+}
+
+static bool write_all(int fd, const char *bytes, size_t n) {
+    for (size_t done = 0; done < n;) {
+        ssize_t w = write(fd, bytes + done, n - done);
+        if (w < 0 && errno == EINTR)
+            continue;
+        if (w <= 0)
+            return false;
+        done += (size_t)w;
+    }
+    return fsync(fd) == 0;
+}
+
+static bool replace_file(const char *path, const char *bytes, size_t n, sl_error *err) {
+    char *other = sl_asprintf("%s-XXXXXX", path);
+    int fd = other ? mkstemp(other) : -1;
+    bool made = fd >= 0, ok = made && write_all(fd, bytes, n) && rename(other, path) == 0;
+    int saved = errno;
+    if (made)
+        close(fd);
+    if (made && !ok)
+        unlink(other);
+    free(other);
+    return ok || sl_fail_errno(err, SL_ERR_IO, saved, "%s: cannot write", path);
+}
+
+bool sl_hot_save(const char *path, uint64_t model, const uint32_t *uses, uint64_t experts, sl_error *err) {
+    size_t size = (size_t)file_bytes(experts);
+    char *bytes = experts <= MOST_EXPERTS ? malloc(size) : NULL;
+    if (!bytes)
+        return sl_fail(err, SL_ERR_MEMORY, "%s: out of memory for %llu experts", path, (unsigned long long)experts);
+    memcpy(bytes, magic, sizeof magic);
+    memcpy(bytes + 8, &model, sizeof model);
+    memcpy(bytes + 16, &experts, sizeof experts);
+    memcpy(bytes + HEADER, uses, 4 * experts);
+    uint64_t sum = XXH3_64bits(bytes, size - TAIL);
+    memcpy(bytes + size - TAIL, &sum, sizeof sum);
+    make_directories(path);
+    bool ok = replace_file(path, bytes, size, err);
+    free(bytes);
+    return ok;
+}

@@ -219,6 +219,13 @@ static void results_come_back(void **state) {
     free(second);
 }
 
+static void store_for_ever(const char *path, const sl_disk *disk, sl_calibration c) {
+    for (uint64_t n = 0;; n++) {
+        c.read_bytes = 1000 + n % 1000;
+        sl_calibration_save(path, disk, &c, NULL);
+    }
+}
+
 /* A program that stores results again and again and is killed at any moment leaves the last one whole. */
 static void a_result_is_whole_whenever_its_writer_is_killed(void **state) {
     enum { KILLS = 20 };
@@ -234,10 +241,8 @@ static void a_result_is_whole_whenever_its_writer_is_killed(void **state) {
     for (int i = 0; i < KILLS; i++) {
         pid_t writer = fork();
         assert_true(writer >= 0);
-        for (int n = 0; writer == 0; n++) { /* until it is killed */
-            c.read_bytes = (uint64_t)(1000 + n % 1000);
-            sl_calibration_save(path, &disk, &c, &err);
-        }
+        if (writer == 0)
+            store_for_ever(path, &disk, c);
         usleep((unsigned)(rand() % 20000));
         assert_int_equal(kill(writer, SIGKILL), 0);
         assert_int_equal(waitpid(writer, NULL, 0), writer);

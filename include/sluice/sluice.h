@@ -194,6 +194,12 @@ SL_API size_t sl_engine_get_trace(sl_engine *e, sl_trace *out, size_t max);
  * a burst for each layer that misses any: for forecasts. Also of an engine opened with plan_only. */
 SL_API size_t sl_engine_sample_reads(const sl_engine *e, double missing, uint64_t seed, sl_trace *out, size_t max);
 
+/* Makes reads of a trace again without computing, with a reader as the engine's own (both disks, where it has two):
+ * those of one burst together, then the next burst. ns: what each burst took, room for n. area: bytes of memory to read
+ * to; 0: 16 MiB. */
+SL_API bool sl_engine_replay(const sl_engine *e, const sl_trace *reads, size_t n, uint64_t area, uint64_t *ns,
+                             size_t *bursts, sl_error *err);
+
 /* What the rows of a step chose in one MoE layer. */
 typedef struct sl_routing {
     int moe_layer, moe_layers; /* its number among the layers with experts, and how many there are */

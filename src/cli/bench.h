@@ -16,7 +16,6 @@ typedef struct bench_window {
     double ideal_seconds;  /* max(all reads at the disk's rate, all compute): what perfect foresight would allow */
     double disk_rate;      /* bytes per second of this window's reads, some at once; < 0: not replayed */
     double memory_read;    /* bytes per second measured beside it; < 0: not measured */
-    const char *replay_reader;
 } bench_window;
 
 /* One repetition of prefill. */

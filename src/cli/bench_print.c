@@ -260,9 +260,9 @@ static void print_decode(const bench_result *r, const sl_engine_info *info) {
         printf("          %.1f experts read ahead per token, %.0f %% of them asked for\n",
                median_of(r, value_ahead) / bench_tokens(r), 100 * median_of(r, value_ahead_used));
     if (median_of(r, value_bound) > 0)
-        printf("          causal bound %.2f tokens/s: decode reaches %.1f %% of it; its reads alone take %.2f s (%s)\n",
+        printf("          causal bound %.2f tokens/s: decode reaches %.1f %% of it; its reads alone take %.2f s\n",
                bench_tokens(r) / median_of(r, value_bound), 100 * median_of(r, value_share_of_bound),
-               median_of(r, value_replay), r->windows[0].replay_reader ? r->windows[0].replay_reader : "none");
+               median_of(r, value_replay));
     if (median_of(r, value_ideal) > 0)
         printf(
             "          ideal bound %.2f tokens/s, if nothing had to be known first (the longer of disk and compute): "

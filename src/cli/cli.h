@@ -281,24 +281,14 @@ typedef struct cli_machine_rates {
     double disk_read;   /* bytes per second, random reads of the given size */
     bool disk_direct;   /* measured with O_DIRECT */
     bool beyond_caches; /* memory was measured with more than the caches hold */
-    uint64_t disk_bytes;
 } cli_machine_rates;
 
 /* What measuring may take: what is left of a budget (0: none was asked for) and of what this process may use. */
 uint64_t cli_spare_memory(uint64_t budget);
-/* Both take at most `spare` bytes, and give them back. Fills memory_read and beyond_caches. */
+/* Takes at most `spare` bytes, and gives them back. Fills memory_read and beyond_caches. */
 bool cli_measure_memory_read(int threads, uint64_t spare, cli_machine_rates *out, sl_error *err);
-/* Random reads of `piece` bytes (fewer where spare is), at most `depth` at once, for about `seconds`, over the model's
- * largest file. */
-bool cli_measure_disk_read(const char *model_path, uint64_t piece, int depth, double seconds, uint64_t spare,
-                           cli_machine_rates *out, sl_error *err);
-
 /* Bytes per second from pinned memory of the host to the device's own; takes 32 MiB of each, and gives them back. */
 bool cli_measure_copy(const char *device, double *rate, sl_error *err);
-
-/* Memory for reads that are measured, in huge pages as the engine's slabs (a read scattered over small pages takes the
- * disk more requests), touched. Freed with free. */
-void *cli_read_memory(size_t bytes);
 
 /* Reads the trace again without compute. bursts: one burst after the other; ns[i] is the time of the i-th. Then some of
  * it at once, for the disk's rate. */
@@ -308,13 +298,12 @@ typedef struct cli_replay {
     size_t bursts;
     uint64_t bytes, total_ns;
     double rate; /* bytes per second of reads issued without waiting for bursts to end; 0: there are none */
-    const char *reader;
 } cli_replay;
 /* Waiting for each burst, as layers do, and (or) a part of the reads without. */
 enum { CLI_REPLAY_BURSTS = 1, CLI_REPLAY_STREAM = 2 };
 /* area: bytes of memory to read to (0: as is usual). */
-bool cli_replay_trace(const sl_trace *trace, size_t n, const sl_engine_info *info, bool buffered, int what,
-                      uint64_t area, cli_replay *out, sl_error *err);
+bool cli_replay_trace(const sl_engine *e, const sl_trace *trace, size_t n, int what, uint64_t area, cli_replay *out,
+                      sl_error *err);
 void cli_replay_free(cli_replay *r);
 
 #endif

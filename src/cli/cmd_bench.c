@@ -114,14 +114,12 @@ static bool replay_window(bench *b, bench_window *w, sl_error *err) {
     bool ok = trace || sl_fail(err, SL_ERR_MEMORY, "out of memory for a trace of %zu reads", n);
     if (ok) {
         n = causal_trace(trace, sl_engine_get_trace(b->e, trace, n));
-        ok = cli_replay_trace(trace, n, &b->info, !b->info.read_direct, CLI_REPLAY_BURSTS | CLI_REPLAY_STREAM, 0,
-                              &replay, err);
+        ok = cli_replay_trace(b->e, trace, n, CLI_REPLAY_BURSTS | CLI_REPLAY_STREAM, 0, &replay, err);
     }
     if (ok) {
         w->replay_seconds = (double)replay.total_ns / 1e9;
         w->bound_seconds = bound_seconds(b, w, &replay);
         w->ideal_seconds = ideal_seconds(&w->stats, (double)replay.bytes, replay.rate);
-        w->replay_reader = replay.reader;
         w->disk_rate = replay.rate;
     }
     cli_replay_free(&replay);
@@ -167,7 +165,7 @@ static bool prefill_bounds(bench *b, sl_error *err) {
     bool ok = trace || sl_fail(err, SL_ERR_MEMORY, "out of memory for a trace of %zu reads", n);
     if (ok) {
         n = sl_engine_get_trace(b->e, trace, n);
-        ok = cli_replay_trace(trace, n, &b->info, !b->info.read_direct, CLI_REPLAY_STREAM, 0, &replay, err);
+        ok = cli_replay_trace(b->e, trace, n, CLI_REPLAY_STREAM, 0, &replay, err);
     }
     for (int i = 0; ok && replay.rate > 0 && i < b->r.repeat; i++) {
         const sl_stats *s = &b->r.prefill[i].stats;

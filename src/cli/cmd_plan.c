@@ -60,9 +60,8 @@ static bool cost_of_token(sl_engine *e, const sl_engine_info *i, const cli_machi
  */
 
 typedef struct reading {
-    bool buffered;
-    uint64_t area, piece; /* bytes of memory to read to, and of a read */
-    uint64_t room;        /* for measuring a token */
+    uint64_t area; /* bytes of memory to read to */
+    uint64_t room; /* for measuring a token */
 } reading;
 
 typedef struct timed_reads {
@@ -71,38 +70,26 @@ typedef struct timed_reads {
     double overlap; /* sum over those of max(reads, hits) */
 } timed_reads;
 
-/* A token's reads, in pieces as the engine's readers make them. Allocated. */
-static sl_trace *sample_pieces(sl_engine *e, double missing, uint64_t seed, uint64_t piece, size_t *count,
-                               sl_error *err) {
-    size_t n = sl_engine_sample_reads(e, missing, seed, NULL, 0), pieces = 0;
-    sl_trace *whole = calloc(n + 1, sizeof *whole), *out = NULL;
-    if (whole)
-        sl_engine_sample_reads(e, missing, seed, whole, n);
-    for (size_t k = 0; whole && k < n; k++)
-        pieces += (size_t)((whole[k].bytes + piece - 1) / piece);
-    if (whole)
-        out = calloc(pieces + 1, sizeof *out);
-    *count = 0;
-    for (size_t k = 0; out && k < n; k++)
-        for (uint64_t at = 0; at < whole[k].bytes; at += piece) {
-            out[*count] = whole[k];
-            out[*count].offset += at;
-            out[(*count)++].bytes = whole[k].bytes - at < piece ? whole[k].bytes - at : piece;
-        }
-    free(whole);
-    return out ? out : sl_fail_null(err, SL_ERR_MEMORY, "out of memory for a trace of %zu reads", n);
+/* A token's reads. Allocated. */
+static sl_trace *sample_reads(sl_engine *e, double missing, uint64_t seed, size_t *count, sl_error *err) {
+    *count = sl_engine_sample_reads(e, missing, seed, NULL, 0);
+    sl_trace *out = calloc(*count + 1, sizeof *out);
+    if (!out)
+        return sl_fail_null(err, SL_ERR_MEMORY, "out of memory for a trace of %zu reads", *count);
+    sl_engine_sample_reads(e, missing, seed, out, *count);
+    return out;
 }
 
 /* Reads of `tokens` tokens from number `from` on, one after the other in bursts of a layer. */
-static bool time_reads(sl_engine *e, const sl_engine_info *i, const reading *how, double missing, double hit_seconds,
-                       int from, int tokens, timed_reads *t, sl_error *err) {
+static bool time_reads(sl_engine *e, const reading *how, double missing, double hit_seconds, int from, int tokens,
+                       timed_reads *t, sl_error *err) {
     bool ok = true;
     *t = (timed_reads){.tokens = tokens};
     for (int k = from; ok && k < from + tokens; k++) {
         size_t n;
-        sl_trace *trace = sample_pieces(e, missing, (uint64_t)k, how->piece, &n, err);
+        sl_trace *trace = sample_reads(e, missing, (uint64_t)k, &n, err);
         cli_replay replay = {0};
-        ok = trace && cli_replay_trace(trace, n, i, how->buffered, CLI_REPLAY_BURSTS, how->area, &replay, err);
+        ok = trace && cli_replay_trace(e, trace, n, CLI_REPLAY_BURSTS, how->area, &replay, err);
         for (size_t b = 0; ok && b < replay.bursts; b++)
             t->overlap += fmax((double)replay.ns[b] / 1e9, hit_seconds);
         t->layers += (double)replay.bursts;
@@ -115,17 +102,13 @@ static bool time_reads(sl_engine *e, const sl_engine_info *i, const reading *how
 }
 
 /* For about a second, after one token that is not counted. */
-static bool forecast_reads(sl_engine *e, const sl_engine_info *i, const reading *how, double missing,
-                           double hit_seconds, timed_reads *t, sl_error *err) {
+static bool forecast_reads(sl_engine *e, const reading *how, double missing, double hit_seconds, timed_reads *t,
+                           sl_error *err) {
     enum { LEAST = 3, MOST = 200 };
-    if (!time_reads(e, i, how, missing, hit_seconds, 0, 1, t, err))
+    if (!time_reads(e, how, missing, hit_seconds, 0, 1, t, err))
         return false;
     double want = 1.0 / fmax(t->seconds, 1e-4);
-    return time_reads(e, i, how, missing, hit_seconds, 1,
-                      want < LEAST  ? LEAST
-                      : want > MOST ? MOST
-                                    : (int)want,
-                      t, err);
+    return time_reads(e, how, missing, hit_seconds, 1, want < LEAST ? LEAST : want > MOST ? MOST : (int)want, t, err);
 }
 
 static bool predict(sl_engine *e, plan *p, int which, const reading *how, sl_error *err) {
@@ -141,7 +124,7 @@ static bool predict(sl_engine *e, plan *p, int which, const reading *how, sl_err
         return true;
     double hits = p->cost.expert_seconds * f->hit_rate / layers;
     bool all = f->hit_rate >= 1; /* nothing is read: how fast reads would be is only told */
-    if (!forecast_reads(e, i, how, all ? 1 : 1 - f->hit_rate, hits, &t, err))
+    if (!forecast_reads(e, how, all ? 1 : 1 - f->hit_rate, hits, &t, err))
         return false;
     double reading_layers = t.layers / t.tokens;
     f->read_rate = t.seconds > 0 ? t.bytes / t.seconds : 0;
@@ -246,12 +229,11 @@ static void print_plan(const plan *p) {
 }
 
 /* All of it within what the budget leaves, one after the other. */
-static bool measure(sl_engine *e, plan *p, bool buffered, sl_error *err) {
-    enum { AREA = 16 << 20, PIECE = 512 << 10, BLOCK = 4096 };
+static bool measure(sl_engine *e, plan *p, sl_error *err) {
+    enum { AREA = 16 << 20, BLOCK = 4096 };
     const sl_engine_info *i = &p->info;
     uint64_t spare = cli_spare_memory(i->memory);
-    reading how = {.buffered = buffered, .area = spare < 2 * AREA ? spare / 2 : AREA};
-    how.piece = how.area < 2 * PIECE ? sl_round_up(how.area / 4 + 1, BLOCK) : PIECE;
+    reading how = {.area = spare < 2 * AREA ? spare / 2 : AREA};
     how.area = how.area < 4 * BLOCK ? 4 * BLOCK : how.area;
     cli_status("measuring memory");
     bool ok = cli_measure_memory_read(i->threads, spare, &p->rates, err);
@@ -277,7 +259,7 @@ static int plan_with(sl_engine *e, const cli_args *a) {
     if (a->memory == 0 && p.info.memory < p.info.least_memory)
         return cli_complain(CLI_FAILED, "%s does not run in %s: the least is %s", p.info.path,
                             cli_size(p.info.memory, have), cli_size(p.info.least_memory, least));
-    if (!measure(e, &p, !p.info.read_direct, &err))
+    if (!measure(e, &p, &err))
         return cli_report(&err);
     if (a->json)
         return print_plan_json(&p);

@@ -37,6 +37,7 @@ def test_tokens_stay_and_both_disks_are_read(run, disks, how):
     assert own["bytes"] + copy["bytes"] > 0 and own["path"] == str(model) and copy["path"] == str(second)
     assert not own["dropped"] and not copy["dropped"] and own["bytes_per_second"] > 0
     assert all(d["bytes"] > 0 for d in b["figures"]["disks"])
+    assert bench["decode"]["share_of_causal_bound"] > 0
     assert bench["model"]["mirror"] == str(second) and "2 disks" in bench["model"]["reader"]
 
 

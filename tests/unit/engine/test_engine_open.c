@@ -276,6 +276,36 @@ static void test_measure_reading(void **state) {
     sl_engine_close(e);
 }
 
+/* Bursts are timed one by one; what the model's files do not hold is not read. */
+static void test_replay(void **state) {
+    enum { MOST = 4096 };
+    static sl_trace read[MOST];
+    static uint64_t ns[MOST];
+    sl_engine_options o = model_options_of(GOLDEN "qwen2_moe");
+    sl_error err = {0};
+    size_t bursts = 0, expected = 1;
+    o.plan_only = true;
+    sl_engine *e = model_must_open(&o);
+    size_t n = sl_engine_sample_reads(e, 1, 1, read, MOST);
+    assert_in_range(n, 2, MOST);
+    for (size_t i = 1; i < n; i++)
+        expected += read[i].burst != read[i - 1].burst;
+    memset(ns, 0, sizeof ns);
+    for (uint64_t area = 0; area <= 8192; area += 4096) { /* 0: as usual; else reads are cut */
+        assert_true(sl_engine_replay(e, read, n, area, ns, &bursts, &err));
+        assert_int_equal(bursts, expected);
+        for (size_t i = 0; i < bursts; i++)
+            assert_true(ns[i] > 0);
+    }
+    assert_true(sl_engine_replay(e, read, 0, 0, ns, &bursts, &err) && bursts == 0);
+    read[n - 1].offset = UINT64_MAX - 5;
+    assert_false(sl_engine_replay(e, read, n, 0, ns, &bursts, &err));
+    assert_non_null(strstr(err.message, read[n - 1].path));
+    read[0].path = "elsewhere";
+    assert_false(sl_engine_replay(e, read, 1, 0, ns, &bursts, &err));
+    sl_engine_close(e);
+}
+
 /* Reads of a token: of as many experts of every layer as it asks for, or their share; from the files, without others'
  * bytes. */
 static void test_sample_reads(void **state) {
@@ -420,6 +450,7 @@ int main(void) {
         cmocka_unit_test(test_measure),
         cmocka_unit_test(test_measure_reading),
         cmocka_unit_test(test_sample_reads),
+        cmocka_unit_test(test_replay),
         cmocka_unit_test(test_info_and_approximation),
         cmocka_unit_test(test_trace),
         cmocka_unit_test(test_text_calls),

@@ -138,11 +138,11 @@ CHOICE = """
 extern "C" char *getenv(const char *);
 extern "C" int atoi(const char *);
 static inline int sl_number(const char *name) { char *t = getenv(name); return t ? atoi(t) : 0; }
+struct sl_choice { static inline int mutant = -1, trap = 0; };
 __attribute__((const, noinline, disable_sanitizer_instrumentation)) static bool sl_is(int id) {
-    static int n = -1, trap;
-    if (n < 0) { trap = sl_number("SL_MUTANT_TRAP"); n = sl_number("SL_MUTANT"); }
-    if (n == id && trap) __builtin_trap();
-    return n == id;
+    if (sl_choice::mutant < 0) { sl_choice::trap = sl_number("SL_MUTANT_TRAP"); sl_choice::mutant = sl_number("SL_MUTANT"); }
+    if (sl_choice::mutant == id && sl_choice::trap) __builtin_trap();
+    return sl_choice::mutant == id;
 }
 #define SL_SHIFTED(name, op, other) \\
 template <int ID> struct name {}; \\

@@ -175,7 +175,7 @@ static uint32_t list_pairs(rng *r, int32_t rows, int32_t top_k, int32_t *chosen,
 
 /* per_pair: rows of x are the list's places and y goes to pairs, done is set (down); else x by row, y by place. */
 static void run_grouped(rng *r, const kernel_variant *v, int64_t out_rows, int64_t cols, int32_t rows, int32_t top_k,
-                        bool down) {
+                        bool down, bool biased) {
     kernel_matrix w[EXPERTS];
     for (int e = 0; e < EXPERTS; e++)
         w[e] = kernel_matrix_new(r, v->format, v->group, v->side, out_rows, cols);
@@ -188,6 +188,7 @@ static void run_grouped(rng *r, const kernel_variant *v, int64_t out_rows, int64
     kernel_experts_add(&m, w, projection, v->align);
     int64_t x_rows = down ? n : rows;
     float *x = kernel_floats(r, (size_t)(x_rows * cols), 1), *y = kernel_poison((size_t)(n * out_rows));
+    float *bias = kernel_floats(r, (size_t)(EXPERTS * out_rows), 1);
     half_rows h = half_of(x, x_rows, cols);
     uint8_t *done = calloc((size_t)n, 1);
     kernel_step step = kernel_step_new(&(kernel_rows){.rows = rows});
@@ -208,10 +209,15 @@ static void run_grouped(rng *r, const kernel_variant *v, int64_t out_rows, int64
                           out(7, done, (size_t)n),
                           in(8, step.words, step.bytes),
                           in(9, counts, sizeof counts),
-                          in(10, h.unscale, (size_t)x_rows * 4), /* biases, which are not read here */
+                          in(10, bias, (size_t)(EXPERTS * out_rows) * 4),
                           in(SL_SLAB_FIRST, m.slab[0], m.bytes[0]),
                           in(SL_SLAB_FIRST + 1, m.slab[1], m.bytes[1])};
-    sl_gpu_constant leaves = KERNEL_TRUE(SL_FC_LEAVES);
+    sl_gpu_constant constants[2];
+    size_t count = 0;
+    if (down)
+        constants[count++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_LEAVES);
+    if (biased)
+        constants[count++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_BIAS);
     char entry[64];
     kernel_entry(entry, sizeof entry, "matmul_expert", &f);
     kernels_run(&k,
@@ -220,8 +226,8 @@ static void run_grouped(rng *r, const kernel_variant *v, int64_t out_rows, int64
                                .threads = {SL_MATMUL_THREADS, 1, 1},
                                .bindings = b,
                                .count = SL_COUNT(b),
-                               .constants = &leaves,
-                               .constant_count = down,
+                               .constants = constants,
+                               .constant_count = count,
                                .slabs = true});
     double *ref = malloc((size_t)out_rows * 8), *size = malloc((size_t)out_rows * 8), worst = 0;
     for (int32_t place = 0; place < n; place++) {
@@ -234,7 +240,8 @@ static void run_grouped(rng *r, const kernel_variant *v, int64_t out_rows, int64
                 assert_true(isnan(got[c]));
                 continue;
             }
-            double err = fabs(got[c] - ref[c]) / size[c];
+            double add = biased ? bias[e * out_rows + c] : 0;
+            double err = fabs(got[c] - (ref[c] + add)) / (size[c] + fabs(add));
             worst = worse_of(worst, err);
         }
     }
@@ -245,6 +252,7 @@ static void run_grouped(rng *r, const kernel_variant *v, int64_t out_rows, int64
     free(pairs);
     free(x);
     free(y);
+    free(bias);
     free(done);
     free(step.words);
     kernel_experts_free(&m);
@@ -257,8 +265,8 @@ static void experts_are_grouped(void **state) {
     rng r = {seed + 2};
     for (size_t i = 0; i < SL_COUNT(variants); i++)
         run_grouped(&r, &variants[i], 1 + rng_below(&r, 40), kernel_variant_cols(&r, &variants[i], 260),
-                    3 + rng_below(&r, 5), 1 + (int32_t)(i % 2), i % 2);
-    run_grouped(&r, &variants[3], 70, 64, 45, 2, true);
+                    3 + rng_below(&r, 5), 1 + (int32_t)(i % 2), i % 2, i % 3 == 0);
+    run_grouped(&r, &variants[3], 70, 64, 45, 2, true, true);
 }
 
 int main(void) {

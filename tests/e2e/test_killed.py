@@ -155,3 +155,21 @@ def test_the_cache_of_compiled_kernels(sluice, run, tmp_path):
     again = subprocess.run(go, env=env, capture_output=True, text=True, timeout=120)
     assert (again.returncode, again.stdout) == (0, done.stdout), again.stderr
     assert "warning" not in again.stderr
+
+
+def test_the_list_of_hot_experts(sluice, run, model, tmp_path):
+    """Killed at any time, it is the list of an earlier run, from which the next one starts without a complaint."""
+    hot = tmp_path / "hot"
+    go = command(sluice, "run", model, "There was once", "--raw", "-n", 60, "--ignore-eos", "--hot-list", hot)
+    expected = run(*go[1:], text=False, stdin=b"").stdout
+    duration = took(go)
+    there = hot.read_bytes()
+
+    def whole(i):
+        assert len(hot.read_bytes()) == len(there)
+        if i % 5 == 4:
+            done = run(*go[1:], text=False, stdin=b"")
+            assert done.stdout == expected and b"warning" not in done.stderr, done.stderr
+
+    kill_again_and_again(go, duration, whole)
+    assert run(*go[1:], text=False, stdin=b"").stdout == expected

@@ -244,6 +244,7 @@ typedef struct sl_calibrate_options {
     const char *system_root;      /* likewise */
     bool (*progress)(void *user); /* called between measurements; false: SL_ERR_CANCELLED. May be NULL */
     void *progress_user;
+    bool mirror; /* the disk of the engine's mirror instead of the model's */
 } sl_calibrate_options;
 #define SL_CALIBRATE_OPTIONS_INIT                                                                                      \
     { .size = sizeof(sl_calibrate_options) }

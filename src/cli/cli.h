@@ -108,9 +108,9 @@ typedef struct cli_option {
 
 /* Tables end with a row whose name is NULL. */
 extern const cli_option cli_engine_options[], cli_prompt_options[], cli_sampling_options[], cli_figure_options[],
-    cli_json_options[], cli_bench_options[], cli_eval_options[], cli_tokenize_options[], cli_synth_options[],
-    cli_run_options[], cli_msl_options[], cli_pack_options[], cli_routes_options[], cli_memory_options[],
-    cli_common_options[];
+    cli_json_options[], cli_doctor_options[], cli_bench_options[], cli_eval_options[], cli_tokenize_options[],
+    cli_synth_options[], cli_run_options[], cli_msl_options[], cli_pack_options[], cli_routes_options[],
+    cli_memory_options[], cli_common_options[];
 
 enum { CLI_MAX_TABLES = 8, BENCH_SEQUENCES = 64 };
 

@@ -16,8 +16,8 @@ typedef struct doctor {
     const cli_args *args;
     bool has_model, measured;
     sl_engine_info info;
-    sl_calibrate_result disk;
-    double memory_one, memory_all; /* bytes per second */
+    sl_calibrate_result disk, mirror; /* mirror: with --mirror */
+    double memory_one, memory_all;    /* bytes per second */
     bool beyond_caches;
     int cores;
     uint64_t limit, physical;
@@ -138,8 +138,19 @@ static bool measure_memory(doctor *d, sl_error *err) {
     return true;
 }
 
+/* Two disks share the time. */
+static bool measure_mirror(doctor *d, const sl_engine *e, sl_calibrate_options *o, sl_error *err) {
+    o->mirror = true;
+    d->mirror.size = sizeof d->mirror;
+    cli_status("measuring the mirror's disk");
+    return sl_calibrate(o, &d->mirror, err);
+}
+
 static bool measure_disk(doctor *d, const sl_engine *e, sl_error *err) {
+    enum { SHARED_SECONDS = 2 };
+    bool two = d->info.mirror[0];
     sl_calibrate_options o = SL_CALIBRATE_OPTIONS_INIT;
+    o.seconds = two ? SHARED_SECONDS : 0;
     o.engine = e;
     o.directory = e ? NULL : d->args->operand[0];
     o.system_root = system_root();
@@ -147,7 +158,7 @@ static bool measure_disk(doctor *d, const sl_engine *e, sl_error *err) {
     d->disk.size = sizeof d->disk;
     d->measured = true;
     cli_status("measuring the disk");
-    return sl_calibrate(&o, &d->disk, err);
+    return sl_calibrate(&o, &d->disk, err) && (!two || measure_mirror(d, e, &o, err));
 }
 
 static bool measure(doctor *d, const sl_engine *e, sl_error *err) {
@@ -174,10 +185,9 @@ static bool same_way(const sl_read_way *a, const sl_read_way *b) {
     return strcmp(a->reader, b->reader) == 0 && a->direct == b->direct && a->depth == b->depth && a->piece == b->piece;
 }
 
-static void print_disk(const doctor *d) {
-    const sl_calibrate_result *r = &d->disk;
+static void print_disk(const doctor *d, const char *name, const sl_calibrate_result *r) {
     char size[16];
-    printf("disk      %s, %s on %s\n", r->source[0] ? r->source : "unknown", r->type[0] ? r->type : "?",
+    printf("%-9s %s, %s on %s\n", name, r->source[0] ? r->source : "unknown", r->type[0] ? r->type : "?",
            r->mount[0] ? r->mount : "?");
     printf("          %s, reads of %s on average:\n", d->has_model ? "this model's experts" : "random bytes",
            cli_size(r->read_bytes, size));
@@ -189,8 +199,7 @@ static void print_disk(const doctor *d) {
     printf("          from the page cache: %.2f GB/s on one thread\n", r->cached_rate / 1e9);
 }
 
-static void print_choice(const doctor *d) {
-    const sl_calibrate_result *r = &d->disk;
+static void print_choice(const sl_calibrate_result *r) {
     print_way("use", &r->chosen);
     if (same_way(&r->usual, &r->chosen))
         printf("          This is the default: nothing else was clearly faster (by 5 %% and in more than a lucky "
@@ -220,8 +229,12 @@ static int print_table(const doctor *d) {
     if (d->has_model)
         printf("model     %s: least memory %s\n", d->info.path, cli_size(d->info.least_memory, a));
     if (d->measured) {
-        print_disk(d);
-        print_choice(d);
+        print_disk(d, "disk", &d->disk);
+        print_choice(&d->disk);
+        if (d->mirror.chosen.rate > 0) {
+            print_disk(d, "mirror", &d->mirror);
+            print_choice(&d->mirror);
+        }
     } else {
         printf("disk      not measured: a dense model, nothing of it is read while it runs\n");
     }
@@ -260,9 +273,10 @@ static int print_document(const doctor *d) {
         json_pack("{s:i, s:I, s:I, s:f, s:f, s:b, s:s, s:b}", "cores", d->cores, "memory", (json_int_t)d->physical,
                   "limit", (json_int_t)d->limit, "memory_read_one_thread", d->memory_one, "memory_read", d->memory_all,
                   "beyond_caches", d->beyond_caches, "gpu", d->gpu, "has_gpu", d->has_gpu);
-    return cli_print_json(json_pack("{s:o, s:o, s:o, s:o}", "machine", machine, "model",
-                                    d->has_model ? cli_info_json(&d->info) : json_null(), "disk",
-                                    d->measured ? disk_json(&d->disk) : json_null(), "warnings", warnings));
+    return cli_print_json(json_pack(
+        "{s:o, s:o, s:o, s:o, s:o}", "machine", machine, "model", d->has_model ? cli_info_json(&d->info) : json_null(),
+        "disk", d->measured ? disk_json(&d->disk) : json_null(), "mirror",
+        d->mirror.chosen.rate > 0 ? disk_json(&d->mirror) : json_null(), "warnings", warnings));
 }
 
 /* ---- the command ------------------------------------------------------------------------------------------------- */

@@ -52,7 +52,7 @@ const cli_command cli_commands[] = {
      "Takes about ten seconds. Reads MODEL's experts, or random bytes in DIR of which nothing stays, in several ways, "
      "and\n"
      "keeps the fastest for all models on that disk. Says what will be used, why, and what hurts.",
-     {cli_json_options, cli_common_options},
+     {cli_doctor_options, cli_json_options, cli_common_options},
      cli_doctor},
     {"bench",
      "MODEL",

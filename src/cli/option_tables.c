@@ -7,6 +7,12 @@
 #define END                                                                                                            \
     { .name = NULL }
 
+#define MIRROR                                                                                                         \
+    {                                                                                                                  \
+        "mirror", 0, CLI_TEXT, AT(mirror), 0, 0, "DIR",                                                                \
+            "a second copy of the model's files on another disk: experts are read from both"                           \
+    }
+
 const cli_option cli_engine_options[] = {
     {"memory", 'm', CLI_MEMORY, AT(memory), 0, 0, "SIZE",
      "ceiling on all memory the process makes the machine hold: 6G, 512M, 50%, auto (default)"},
@@ -27,8 +33,7 @@ const cli_option cli_engine_options[] = {
      "how experts are read (default: auto, as 'sluice doctor' found it)"},
     {"read-depth", 0, CLI_INT, AT(read_depth), 1, 4096, "N", "reads in flight (default: as 'sluice doctor' found it)"},
     {"buffered", 0, CLI_FLAG, AT(buffered), 0, 0, NULL, "the same as --direct off"},
-    {"mirror", 0, CLI_TEXT, AT(mirror), 0, 0, "DIR",
-     "a second copy of the model's files on another disk: experts are read from both"},
+    MIRROR,
     {"verify-reads", 0, CLI_FLAG, AT(verify_reads), 0, 0, NULL,
      "compare every expert that is read from a pack with its checksum"},
     {"direct", 0, CLI_CHOICE, AT(direct), 0, 0, "auto|on|off",
@@ -84,6 +89,8 @@ const cli_option cli_sampling_options[] = {
 const cli_option cli_figure_options[] = {
     {"timing", 0, CLI_FLAG, AT(timing), 0, 0, NULL, "print speed, hit rate, bytes read and memory on standard error"},
     END};
+
+const cli_option cli_doctor_options[] = {MIRROR, END};
 
 const cli_option cli_json_options[] = {
     {"json", 'j', CLI_FLAG, AT(json), 0, 0, NULL, "one JSON document on standard output"}, END};

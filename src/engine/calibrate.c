@@ -13,6 +13,7 @@
 /* As the engine reads: experts of one layer after the other, chosen at random. */
 typedef struct expert_reads {
     const sl_engine *e;
+    const sl_mirror *mirror; /* NULL: the model's own files */
     uint64_t random;
     int32_t layer;
 } expert_reads;
@@ -31,7 +32,8 @@ static int expert_burst(void *user, bool direct, sl_read *reads, int max) {
         if (n + parts > max)
             break;
         for (int32_t i = 0; i < parts; i++, n++) {
-            const sl_file *f = sl_ckpt_file(x->e->ckpt, what[i].file);
+            const sl_file *own = sl_ckpt_file(x->e->ckpt, what[i].file),
+                          *f = x->mirror ? sl_mirror_of(x->mirror, own) : own;
             uint64_t left = f->size - what[i].offset;
             reads[n] = (sl_read){.file = f,
                                  .offset = what[i].offset,
@@ -79,7 +81,11 @@ static bool open_source(calibration_run *x, sl_error *err) {
     }
     if (!e->expert_layers || !(x->file = engine_first_file(e)))
         return sl_fail(err, SL_ERR_ARGUMENT, "%s: a dense model: nothing of it is read while it runs", e->path);
-    x->experts = (expert_reads){e, 1, 0};
+    if (x->o.mirror && !e->mirror)
+        return sl_fail(err, SL_ERR_ARGUMENT, "calibrate: %s was opened without a mirror", e->path);
+    x->experts = (expert_reads){.e = e, .mirror = x->o.mirror ? e->mirror : NULL, .random = 1};
+    if (x->o.mirror)
+        x->file = sl_mirror_of(e->mirror, x->file);
     x->meter.burst = expert_burst;
     x->meter.user = &x->experts;
     return true;

@@ -64,6 +64,14 @@ def test_every_kind_of_checkpoint_has_its_copy(run, disks, golden, tmp_path):
         assert got["disks"][0]["dropped"] and got["disks"][1]["bytes"] > 0 and got["misses"] > 0
 
 
+def test_doctor_measures_both_disks(run, disks, tmp_path):
+    model, second = disks
+    found = json.loads(run("doctor", model, "--mirror", second, "--json", env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)}).stdout)
+    for disk in ("disk", "mirror"):
+        assert found[disk]["chosen"]["bytes_per_second"] > 0 and found[disk]["stored"].startswith(str(tmp_path))
+    assert json.loads(run("doctor", model, "--json", env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)}).stdout)["mirror"] is None
+
+
 def refused(run, model, directory, *words):
     done = run("run", model, *ASK, "--mirror", directory, check=False)
     assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1, done.stderr

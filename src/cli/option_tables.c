@@ -179,7 +179,7 @@ const cli_option cli_msl_options[] = {
      "order of threads: 0 ascending, 1 reversed, else shuffled; random inputs"},
     {"define", 'D', CLI_LIST, AT(defines), 0, 0, "NAME[=V]", "a definition for the preprocessor; may be repeated"},
     {"include", 'I', CLI_LIST, AT(includes), 0, 0, "DIR", "where #include looks; may be repeated"},
-    {"device", 0, CLI_TEXT, AT(device), 0, 0, "soft[:N]|metal", "what runs it (default: soft)"},
+    {"device", 0, CLI_TEXT, AT(device), 0, 0, "soft[:N]|metal|cuda[:N]", "what runs it (default: soft)"},
     END};
 
 const cli_option cli_common_options[] = {

@@ -81,11 +81,16 @@ if(TARGET sluice_static)
   endforeach()
 endif()
 
-# bench/<name>.c: programs that measure; not built by default.
-file(GLOB sl_benches CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/bench/*.c)
+# bench/<name>.c, or bench/<name>/main.c with what lies beside it: programs that measure; not built by default.
+file(GLOB sl_benches CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/bench/*.c ${PROJECT_SOURCE_DIR}/bench/*/main.c)
 add_custom_target(bench)
 foreach(b ${sl_benches})
   get_filename_component(n ${b} NAME_WE)
+  if(n STREQUAL main)
+    get_filename_component(d ${b} DIRECTORY)
+    get_filename_component(n ${d} NAME)
+    file(GLOB b CONFIGURE_DEPENDS ${d}/*.c)
+  endif()
   add_executable(bench_${n} EXCLUDE_FROM_ALL ${b})
   sl_link_part(bench_${n} engine)
   add_dependencies(bench bench_${n})

@@ -37,6 +37,9 @@
 #define SL_MATMUL_TOKENS  32
 #define SL_MATMUL_ROWS    64
 #define SL_MATMUL_THREADS 128
+/* matmul_large: rows of W of a tile, threads; SL_LARGE_TOKENS is the host's to define. */
+#define SL_LARGE_ROWS    128
+#define SL_LARGE_THREADS 256
 /* Rows of half precision are padded with zeros to a multiple of this. */
 #define SL_HALF_PAD          32
 #define SL_KV_PAGE           64
@@ -208,6 +211,7 @@ SL_ARGS_SIZE(sl_attention_args, 112);
 
 /* Query heads of a kv head that decode takes at a time: their queries and sums share a threadgroup's memory. */
 #define SL_DECODE_HEADS(head_dim) ((head_dim) > 128 && (head_dim) <= 256 ? 4 : 8)
+#define SL_FEW_HEADS              8 /* of attention_few */
 /* The widest heads. */
 #define SL_ATTENTION_DIM_MAX 576
 
@@ -240,10 +244,12 @@ typedef struct sl_router_args {
     float scale;                 /* multiplies the weights */
     uint32_t tiles;              /* group_pairs: room in the list of tiles */
     uint32_t groups, top_groups; /* at most 64 equal groups of experts */
+    uint32_t tile_rows;          /* group_pairs: pairs of a tile */
+    uint32_t reserved;
 } sl_router_args;
 SL_ARGS_AT(sl_router_args, experts, 8);
 SL_ARGS_AT(sl_router_args, groups, 24);
-SL_ARGS_SIZE(sl_router_args, 32);
+SL_ARGS_SIZE(sl_router_args, 40);
 
 typedef struct sl_combine_args {
     uint64_t out_stride; /* of an expert's output row */

@@ -242,35 +242,45 @@ attention_decode(constant sl_attention_args &a [[buffer(0)]], device const float
 SL_KV_FORMATS(X)
 #undef X
 
+// Splits merged in ascending order: what each counts for is known before the sums begin, a lane for each of 32.
 [[kernel]] void attention_combine(constant sl_attention_args &a [[buffer(0)]],
                                   device const float *partial [[buffer(1)]], device float *dst [[buffer(2)]],
                                   device const int *step [[buffer(3)]], device const float *gate [[buffer(4)]],
                                   device const float *sinks [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
-                                  uint3 thread_at [[thread_position_in_threadgroup]],
-                                  uint3 threads [[threads_per_threadgroup]]) {
+                                  uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]],
+                                  uint simds [[simdgroups_per_threadgroup]]) {
     uint row = group.y, head = group.x, dim = a.value_dim;
     if (row >= uint(step_head(step).rows))
         return;
     uint position = uint(step_position(step, row)), splits = position / SL_ATTENTION_SPLIT + 1;
     uint first = window_first(a, position) / SL_ATTENTION_SPLIT;
     device const float *from = partial + (ulong(row) * a.heads + head) * a.splits * (dim + 2);
-    device float *to = dst + ulong(row) * a.dst_stride + ulong(head) * dim;
-    device const float *by = gate + ulong(row) * a.gate_stride + ulong(head) * a.head_stride;
-    for (uint d = thread_at.x; d < dim; d += threads.x) {
-        float max = 0.0f, sum = 0.0f, acc = 0.0f;
-        for (uint s = first; s < splits; s++) {
-            device const float *p = from + ulong(s) * (dim + 2);
-            merge_factors f = merge(max, sum, p[dim]);
-            acc = acc * f.total + p[d] * f.part;
-            sum = sum * f.total + p[dim + 1] * f.part;
-            max = f.max;
+    float top = from[ulong(first) * (dim + 2) + dim];
+    for (uint s = first + lane; s < splits; s += SL_SIMD)
+        top = max(top, from[ulong(s) * (dim + 2) + dim]);
+    top = simd_max(top);
+    float by = 1.0f, more = 0.0f;
+    if (fc_sinks) {
+        sink_factors f = sink_join(top, sinks[head]);
+        by = f.keep;
+        more = f.gain;
+    }
+    for (uint first_dim = simd * SL_SIMD; first_dim < dim; first_dim += simds * SL_SIMD) {
+        uint d = min(first_dim + lane, dim - 1);
+        float sum = 0.0f, acc = 0.0f;
+        for (uint s = first; s < splits; s += SL_SIMD) {
+            uint mine = min(s + lane, splits - 1), n = min(splits - s, uint(SL_SIMD));
+            device const float *p = from + ulong(mine) * (dim + 2) + dim;
+            float factor = exp(p[0] - top);
+            sum += s + lane < splits ? p[1] * factor : 0.0f;
+#pragma unroll 8
+            for (uint i = 0; i < n; i++)
+                acc = fma(from[ulong(s + i) * (dim + 2) + d], simd_shuffle(factor, ushort(i)), acc);
         }
-        if (fc_sinks) {
-            sink_factors f = sink_join(max, sinks[head]);
-            acc = acc * f.keep;
-            sum = sum * f.keep + f.gain;
+        float v = acc * by / (simd_sum(sum) * by + more);
+        if (first_dim + lane < dim) {
+            float g = fc_gate ? sigmoid(gate[ulong(row) * a.gate_stride + ulong(head) * a.head_stride + d]) : 1.0f;
+            dst[ulong(row) * a.dst_stride + ulong(head) * dim + d] = v * g;
         }
-        float v = acc * (1.0f / sum);
-        to[d] = fc_gate ? v * sigmoid(by[d]) : v;
     }
 }

@@ -9,8 +9,8 @@
 //                A row with a NaN gets NaN weights. Grid (rows), threadgroup (32): one SIMD-group, k passes over the
 //                experts, a lane takes every 32nd. Threadgroup memory: 0: experts floats, 1: 2 * top_k words.
 //                Slots: 1 logits, 2 chosen, 3 weight, 4 done, 5 bias[experts] (for choosing), 6 step
-//   group_pairs  the pairs by expert: pairs[list] ascending by expert, then by pair; tiles of up to 32 pairs of one
-//                expert for matmul_expert; counts[0] tiles. One threadgroup (any size); a thread per expert reads all
+//   group_pairs  the pairs by expert: pairs[list] ascending by expert, then by pair; tiles of up to tile_rows pairs of
+//                one expert for matmul_expert; counts[0] tiles. One threadgroup (any size); a thread per expert reads all
 //                pairs twice, in step with the others. Threadgroup memory 0: 2 * (experts + 1) words.
 //                Slots: 1 chosen, 2 pairs, 3 tiles, 4 counts[2] {tiles, pairs}, 5 step
 //   combine      residual += sum over ranks ascending of weight * out[pair], + shared * sigmoid(gate). A pair not done
@@ -172,7 +172,7 @@ router(constant sl_router_args &a [[buffer(0)]], device const float *logits [[bu
         for (uint i = 0; i < n; i++)
             count += uint(chosen[i]) == e ? 1 : 0;
         first[e + 1] = count;
-        tile[e + 1] = (count + SL_MATMUL_TOKENS - 1) / SL_MATMUL_TOKENS;
+        tile[e + 1] = (count + a.tile_rows - 1) / a.tile_rows;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (thread_at == 0) {
@@ -191,8 +191,8 @@ router(constant sl_router_args &a [[buffer(0)]], device const float *logits [[bu
             if (uint(chosen[i]) == e)
                 pairs[at++] = int(i);
         for (uint t = tile[e]; t < tile[e + 1] && t < a.tiles; t++) {
-            uint begin = first[e] + (t - tile[e]) * SL_MATMUL_TOKENS;
-            sl_pair_tile made = {int(e), begin, min(begin + uint(SL_MATMUL_TOKENS), first[e + 1]), 0};
+            uint begin = first[e] + (t - tile[e]) * a.tile_rows;
+            sl_pair_tile made = {int(e), begin, min(begin + a.tile_rows, first[e + 1]), 0};
             tiles[t] = made;
         }
     }

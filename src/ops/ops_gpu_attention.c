@@ -97,18 +97,27 @@ static void bind_result(gpu_call *c, const sl_attention *a, const gpu_group *g) 
     gpu_call_bind(c, 5, norm_at(c->r, &a->sinks), (uint64_t)a->heads * sizeof(float));
 }
 
+/* attention_few.metal knows these. */
+static bool has_few(const gpu_run *r, const sl_attention *a) {
+    return r->o->known.kv.format == SL_KV_F16 && !a->value_dim && a->head_dim % 64 == 0 && a->head_dim <= 256;
+}
+
 static bool attend_few(gpu_run *r, const op *o, const sl_attention_args *args, const gpu_group *g) {
     const sl_attention *a = &o->u.attention.a;
     char entry[64];
     uint32_t rows = (uint32_t)g->rows;
     uint64_t partial = (uint64_t)rows * args->heads * args->splits * (args->value_dim + 2) * sizeof(float);
-    snprintf(entry, sizeof entry, "attention_decode_%s_%d", gpu_kv_name(r->o->known.kv.format), a->head_dim);
-    gpu_call c = gpu_call_begin(r, GPU_DECODE, 0, args, sizeof *args, entry);
+    bool fragments = r->o->few && has_few(r, a);
+    if (fragments)
+        snprintf(entry, sizeof entry, "attention_few_%d", a->head_dim);
+    else
+        snprintf(entry, sizeof entry, "attention_decode_%s_%d", gpu_kv_name(r->o->known.kv.format), a->head_dim);
+    gpu_call c = gpu_call_begin(r, fragments ? GPU_DECODE_FEW : GPU_DECODE, 0, args, sizeof *args, entry);
     bind_rows(&c, 1, &o->src, g);
     gpu_call_bind(&c, 2, r->o->scratch.partial, partial);
     bind_head(&c, 3, g);
     bind_kv(&c, SL_GPU_READ);
-    uint32_t tiles = gpu_ceil_div(a->heads / a->kv_heads, SL_DECODE_HEADS(a->head_dim));
+    uint32_t tiles = gpu_ceil_div(a->heads / a->kv_heads, fragments ? SL_FEW_HEADS : SL_DECODE_HEADS(a->head_dim));
     if (!gpu_call_end(&c, args->splits, (uint32_t)a->kv_heads * tiles, rows, SL_ATTENTION_THREADS))
         return false;
     c = gpu_call_begin(r, GPU_DECODE, result_bits(a), args, sizeof *args, "attention_combine");
@@ -116,7 +125,7 @@ static bool attend_few(gpu_run *r, const op *o, const sl_attention_args *args, c
     bind_rows(&c, 2, &o->dst, g);
     bind_head(&c, 3, g);
     bind_result(&c, a, g);
-    return gpu_call_end(&c, (uint32_t)a->heads, rows, 1, SL_SIMD);
+    return gpu_call_end(&c, (uint32_t)a->heads, rows, 1, SL_ATTENTION_THREADS);
 }
 
 static bool attend_many(gpu_run *r, const op *o, const sl_attention_args *args, const gpu_group *g) {

@@ -207,8 +207,9 @@ static bool many(gpu_pass *p, int proj, float *to, int64_t to_stride, bool per_p
     uint64_t padded = sl_round_up((uint64_t)x->proj[proj].cols, SL_HALF_PAD);
     uint64_t from_rows = per_pair ? pair_count(x) : (uint64_t)x->rows;
     sl_expert_args a = expert_args(x, proj, (int64_t)padded, to_stride, per_pair);
-    kernel_entry(entry, sizeof entry, "matmul_expert", &p->format[proj]);
-    gpu_call c = gpu_call_begin(x->r, GPU_MATMUL, bits_of(x, proj), &a, sizeof a, entry);
+    bool large = gpu_moe_large(x);
+    kernel_entry(entry, sizeof entry, large ? "matmul_expert_large" : "matmul_expert", &p->format[proj]);
+    gpu_call c = gpu_call_begin(x->r, large ? GPU_LARGE : GPU_MATMUL, bits_of(x, proj), &a, sizeof a, entry);
     gpu_call_bind(&c, 1, p->table, gpu_table_bytes(x->m));
     gpu_call_bind(&c, 2, s->tiles, (uint64_t)s->extent.tiles * sizeof(sl_pair_tile));
     gpu_call_bind(&c, 3, s->pairs, pair_count(x) * sizeof(int32_t));
@@ -220,8 +221,9 @@ static bool many(gpu_pass *p, int proj, float *to, int64_t to_stride, bool per_p
     gpu_call_bind(&c, 9, s->tile_count, 2 * sizeof(uint32_t));
     bind_bias(&c, 10, x, proj);
     bind_slabs(&c, p);
-    uint32_t tiles = gpu_ceil_div((int64_t)pair_count(x), SL_MATMUL_TOKENS) + (uint32_t)x->m->experts;
-    return gpu_call_end(&c, gpu_ceil_div(a.w.rows, SL_MATMUL_ROWS), tiles, 1, SL_MATMUL_THREADS);
+    uint32_t tiles = gpu_ceil_div((int64_t)pair_count(x), large ? GPU_LARGE_TOKENS : SL_MATMUL_TOKENS);
+    return gpu_call_end(&c, gpu_ceil_div(a.w.rows, large ? SL_LARGE_ROWS : SL_MATMUL_ROWS),
+                        tiles + (uint32_t)x->m->experts, 1, large ? SL_LARGE_THREADS : SL_MATMUL_THREADS);
 }
 
 bool gpu_pass_encode(gpu_pass *p) {

@@ -49,9 +49,11 @@ bool gpu_format_add(sl_ops_gpu *o, const sl_matrix *m, const void *const part[3]
 static const char *const file_names[GPU_FILES] = {
     [GPU_MATVEC] = "matvec.metal",
     [GPU_MATMUL] = "matmul.metal",
+    [GPU_LARGE] = "matmul_large.metal",
     [GPU_ROWS] = "rows.metal",
     [GPU_PREPARE] = "attention_prepare.metal",
     [GPU_DECODE] = "attention_decode.metal",
+    [GPU_DECODE_FEW] = "attention_few.metal",
     [GPU_PREFILL] = "attention_prefill.metal",
     [GPU_WIDE] = "attention_wide.metal",
     [GPU_HEADS] = "heads.metal",
@@ -72,6 +74,8 @@ static bool put_source(const sl_ops_gpu *o, gpu_file file, sl_buf *out, sl_error
     sl_buf_puts(out, "#define SL_FMA_FORMATS(X)\n"); /* measured beside the others, not used */
     if (o->few)
         sl_buf_puts(out, "#define SL_TILE_FRAGMENTS\n");
+    if (file == GPU_LARGE)
+        sl_buf_printf(out, "#define SL_LARGE_TOKENS %d\n", GPU_LARGE_TOKENS);
     if (file == GPU_FEW)
         sl_buf_printf(out, "#define SL_FEW_PANEL %d\n", o->few_panel);
     if (kv->head_dim)
@@ -104,10 +108,12 @@ sl_gpu_library *gpu_library(sl_ops_gpu *o, gpu_file file, sl_error *err) {
 static const uint32_t file_constants[GPU_FILES] = {
     [GPU_MATVEC] = 1u << SL_FC_ADD | 1u << SL_FC_BIAS | 1u << SL_FC_OUTS,
     [GPU_MATMUL] = 1u << SL_FC_ADD | 1u << SL_FC_BIAS | 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES,
+    [GPU_LARGE] = 1u << SL_FC_ADD | 1u << SL_FC_BIAS | 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES,
     [GPU_ROWS] = 1u << SL_FC_OUTS | 1u << SL_FC_CLAMP,
     [GPU_PREPARE] =
         1u << SL_FC_OUTS | 1u << SL_FC_NORM_Q | 1u << SL_FC_NORM_K | 1u << SL_FC_ROPE | 1u << SL_FC_INTERLEAVED,
     [GPU_DECODE] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
+    [GPU_DECODE_FEW] = 1u << SL_FC_OUTS,
     [GPU_PREFILL] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
     [GPU_WIDE] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
     [GPU_HEADS] = 1u << SL_FC_OUTS,

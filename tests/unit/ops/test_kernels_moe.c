@@ -220,7 +220,8 @@ static void group(rng *r, int32_t rows, int32_t experts, int32_t top_k, uint32_t
             chosen[i * top_k + j] = first + j;
     }
     kernel_step step = kernel_step_new(&(kernel_rows){.rows = rows});
-    sl_router_args args = {.experts = (uint32_t)experts, .top_k = (uint32_t)top_k, .tiles = (uint32_t)room};
+    sl_router_args args = {
+        .experts = (uint32_t)experts, .top_k = (uint32_t)top_k, .tiles = (uint32_t)room, .tile_rows = SL_MATMUL_TOKENS};
     kernel_binding b[] = {in(0, &args, sizeof args),          in(1, chosen, (size_t)n * 4),
                           out(2, pairs, (size_t)(n + 1) * 4), out(3, tiles, (size_t)(room + 1) * sizeof *tiles),
                           out(4, counts, sizeof counts),      in(5, step.words, step.bytes)};

@@ -194,7 +194,8 @@ struct gpu_device {
     pthread_mutex_t service_lock, page_lock, lock;
     cuda_page_run *runs; /* pinned pages of others, ascending */
     size_t run_count, run_capacity;
-    uint64_t pipelines_freed; /* under lock: graphs made before may hold what is gone */
+    uint64_t pipelines_freed;      /* under lock: graphs made before may hold what is gone */
+    atomic_uint_fast64_t unpinned; /* times that pages were: a graph that copies to or from them may not run again */
     atomic_bool lost;
     sl_error loss; /* under lock, once lost */
 };
@@ -350,7 +351,7 @@ typedef struct cuda_stream {
     cuda_mark *marks;          /* free ones */
     size_t mark_count, mark_capacity;
     cuda_kept kept[CUDA_GRAPHS];
-    uint64_t seen[CUDA_SEEN][2], clock;
+    uint64_t seen[CUDA_SEEN][2], clock, unpinned; /* the device's, when they were seen */
     int seen_at;
     cuda_mark last;  /* the end of the last submission that was timed; lives in no submission */
     double last_end; /* seconds since origin */

@@ -4,7 +4,9 @@
  * from the start.
  *
  * A graph has addresses only. They are the same because a list binds them again each time; kernels are another matter:
- * a new one may get a freed one's place, so graphs older than the last freed pipeline are dropped. */
+ * a new one may get a freed one's place, so graphs older than the last freed pipeline are dropped. Pinned pages too: a
+ * copy to pages that were unpinned and pinned again at the same address is not the same to the driver, so all is
+ * forgotten when any are unpinned; memory that is wrapped for one list alone makes no graphs. */
 #include "gpu/cuda/cuda.h"
 
 #include <stdlib.h>
@@ -130,6 +132,15 @@ void cuda_graphs_free(cuda_stream *s) {
 /* ---- again ---------------------------------------------------------------------------------------------------------
  */
 
+static void forget_unpinned(cuda_stream *s) {
+    uint64_t unpinned = atomic_load(&s->device->unpinned);
+    if (s->unpinned == unpinned)
+        return;
+    s->unpinned = unpinned;
+    cuda_graphs_free(s);
+    memset(s->seen, 0, sizeof s->seen);
+}
+
 static cuda_kept *find(cuda_stream *s, const uint64_t key[2]) {
     pthread_mutex_lock(&s->device->lock);
     uint64_t freed = s->device->pipelines_freed;
@@ -176,6 +187,7 @@ bool cuda_graph_run(cuda_stream *s, const gpu_command *list, size_t n, bool *don
     *done = false;
     if (dispatches(list, n) < CUDA_GRAPH_LEAST || !make_key(list, n, key))
         return true;
+    forget_unpinned(s);
     cuda_kept *k = find(s, key);
     if (!k) {
         if (!seen(s, key))

@@ -284,6 +284,45 @@ static void lists_that_come_again_are_graphs(void **state) {
     rig_close(&r);
 }
 
+/* The same list, whose result is copied to pages that are pinned for it alone. */
+static bool copy_out(rig *r, float *to) {
+    sl_gpu_buffer *b = sl_gpu_wrap(r->g, to, N * 4, &r->err);
+    sl_gpu_list *l = b ? sl_gpu_begin(r->stream, "out", &r->err) : NULL;
+    bool ok = l != NULL;
+    for (int i = 0; ok && i < 5; i++)
+        ok = encode(r, l, r->scale, 2) && encode(r, l, r->add, 1);
+    ok = ok && sl_gpu_encode_copy(l, b, 0, r->x, 0, N * 4, &r->err);
+    if (l && !ok)
+        sl_gpu_list_free(l);
+    sl_gpu_ticket t = 0;
+    ok = ok && sl_gpu_submit(l, &t, &r->err) && sl_gpu_wait(r->stream, t, 20 * SECOND, NULL, &r->err);
+    sl_gpu_buffer_free(b);
+    return ok;
+}
+
+/* On an H200 a graph that copied to pages which were unpinned and pinned again failed, or brought the program down. */
+static void no_graph_outlives_the_pages_it_copies_to(void **state) {
+    if (cuda_skips() || !cuda)
+        skip();
+    rig r;
+    float *to = aligned_alloc(4096, 4096);
+    assert_true(rig_open(&r, SL_GPU_PRIVATE));
+    for (int i = 0; i < 4; i++) {
+        memset(to, 0xff, N * 4);
+        assert_true(copy_out(&r, to));
+        float want = 1;
+        for (int k = 0; k < 5 * (i + 1); k++)
+            want = want * 2 + 1;
+        assert_true(to[1] == want);
+    }
+    assert_int_equal(cuda->graph_launches, 0);
+    for (int i = 0; i < 3; i++)
+        assert_true(run_steps(&r, 5)); /* nothing is unpinned: graphs again */
+    assert_int_equal(cuda->graph_launches, 2);
+    rig_close(&r);
+    free(to);
+}
+
 static void a_buffer_may_be_bound_where_bytes_could_be(void **state) {
     if (cuda_skips() || !cuda)
         skip();
@@ -394,6 +433,7 @@ int main(void) {
         TEST(a_kernels_fault_is_told_once_and_the_device_is_lost),
         TEST(a_device_that_hangs_times_out),
         TEST(lists_that_come_again_are_graphs),
+        TEST(no_graph_outlives_the_pages_it_copies_to),
         TEST(a_buffer_may_be_bound_where_bytes_could_be),
         TEST(events_without_words),
         TEST(wraps_may_share_pages),

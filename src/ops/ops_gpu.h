@@ -23,9 +23,9 @@ enum {
     GPU_CHUNK_ROWS = 16 /* rows of a sequence from which on it does */,
     GPU_SPLITS = 256 /* (row, split) pairs that few rows may have together: one row of 131,072 tokens */
 };
-/* matmul_large: rows of x of a tile; threadgroups that are worth it; pairs an expert has on average. The bits are
- * those of matmul: an element's products are added in the same order. */
-enum { GPU_LARGE_TOKENS = 128, GPU_LARGE_GROUPS = 96, GPU_LARGE_PAIRS = 32 };
+/* matmul_large: threadgroups that are worth it; pairs an expert has on average. The bits are those of matmul: an
+ * element's products are added in the same order. */
+enum { GPU_LARGE_GROUPS = 96, GPU_LARGE_PAIRS = 32 };
 #define GPU_TIMEOUT_NS (600ull * 1000 * 1000 * 1000)
 
 /* Files of src/kernels, each a library. */
@@ -185,8 +185,9 @@ typedef struct sl_ops_gpu {
     sl_ops_times times;
     sl_gpu_span *spans; /* NULL: phases are not told apart */
     uint64_t phase_ns[GPU_PHASES];
-    bool few;      /* few.metal is used */
-    int few_panel; /* its SL_FEW_PANEL */
+    bool few;         /* few.metal is used */
+    int few_panel;    /* its SL_FEW_PANEL */
+    int large_tokens; /* its SL_LARGE_TOKENS */
     char isa[64];
 } sl_ops_gpu;
 

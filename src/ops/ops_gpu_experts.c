@@ -221,7 +221,7 @@ static bool many(gpu_pass *p, int proj, float *to, int64_t to_stride, bool per_p
     gpu_call_bind(&c, 9, s->tile_count, 2 * sizeof(uint32_t));
     bind_bias(&c, 10, x, proj);
     bind_slabs(&c, p);
-    uint32_t tiles = gpu_ceil_div((int64_t)pair_count(x), large ? GPU_LARGE_TOKENS : SL_MATMUL_TOKENS);
+    uint32_t tiles = gpu_ceil_div((int64_t)pair_count(x), large ? x->r->o->large_tokens : SL_MATMUL_TOKENS);
     return gpu_call_end(&c, gpu_ceil_div(a.w.rows, large ? SL_LARGE_ROWS : SL_MATMUL_ROWS),
                         tiles + (uint32_t)x->m->experts, 1, large ? SL_LARGE_THREADS : SL_MATMUL_THREADS);
 }

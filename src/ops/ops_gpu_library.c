@@ -75,7 +75,7 @@ static bool put_source(const sl_ops_gpu *o, gpu_file file, sl_buf *out, sl_error
     if (o->few)
         sl_buf_puts(out, "#define SL_TILE_FRAGMENTS\n");
     if (file == GPU_LARGE)
-        sl_buf_printf(out, "#define SL_LARGE_TOKENS %d\n", GPU_LARGE_TOKENS);
+        sl_buf_printf(out, "#define SL_LARGE_TOKENS %d\n", o->large_tokens);
     if (file == GPU_FEW)
         sl_buf_printf(out, "#define SL_FEW_PANEL %d\n", o->few_panel);
     if (kv->head_dim)

@@ -44,7 +44,7 @@ bool gpu_moe_route(gpu_moe *x) {
                         .groups = (uint32_t)m->groups,
                         .top_groups = (uint32_t)m->top_groups,
                         .tiles = (uint32_t)r->o->scratch.extent.tiles,
-                        .tile_rows = gpu_moe_large(x) ? GPU_LARGE_TOKENS : SL_MATMUL_TOKENS};
+                        .tile_rows = gpu_moe_large(x) ? (uint32_t)r->o->large_tokens : SL_MATMUL_TOKENS};
     if (!gpu_multiply(r, &p))
         return false;
     gpu_call c = gpu_call_begin(r, GPU_MOE, router_bits(m), &a, sizeof a, "router");

@@ -152,7 +152,7 @@ static bool multiply_half(gpu_run *r, const gpu_product *p) {
     const gpu_scratch *m = &r->o->scratch;
     uint64_t padded = sl_round_up((uint64_t)w->cols, SL_HALF_PAD);
     sl_matmul_args a = {.w = gpu_weights_args(w), .x_stride = padded, .y_stride = (uint64_t)p->y_stride};
-    uint32_t tiles = gpu_ceil_div(p->rows, GPU_LARGE_TOKENS);
+    uint32_t tiles = gpu_ceil_div(p->rows, r->o->large_tokens);
     bool large = r->o->few && tiles * gpu_ceil_div(w->rows, SL_LARGE_ROWS) >= GPU_LARGE_GROUPS;
     entry_of(r, large ? "matmul_large" : "matmul", p->weight, entry);
     gpu_call c = gpu_call_begin(r, large ? GPU_LARGE : GPU_MATMUL, product_bits(p), &a, sizeof a, entry);

@@ -56,8 +56,12 @@ class Case:
         return said["least_vram"] + chunk * VOCAB * 4
 
 
+SLOTS = {"qwen2_moe-mixed": 4}  # experts of so many sizes have a slot each at least
+
+
 def check(case, chunk, least, slots=3):
     """-> a line; RuntimeError where something is wrong. slots: experts in the host's memory, in the last run."""
+    slots = max(slots, SLOTS.get(case.folder.name, 0))
     row, near, kl = LIMITS[chunk]
     exact, _ = case.eval("exact", "--numeric", "exact", reference="tokens")
     on = ("--device", case.device, "--chunk", chunk, "--memory", MEMORY)

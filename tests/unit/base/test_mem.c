@@ -418,11 +418,27 @@ static void await_bytes(sl_mem *m, uint64_t bytes) {
     assert_int_equal(sl_mem_used(m, SL_USE_COUNT), bytes);
 }
 
+#ifdef __linux__
+/* qemu's user mode says yes to populating and does nothing. */
+static bool populating_works(void) {
+    unsigned char there = 0;
+    void *p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(p != MAP_FAILED);
+    int said = madvise(p, 4096, 23 /* MADV_POPULATE_WRITE */);
+    assert_int_equal(mincore(p, 4096, &there), 0);
+    munmap(p, 4096);
+    return said != 0 || (there & 1);
+}
+#endif
+
 static void expect_resident(void *p, uint64_t bytes) {
 #ifdef __linux__
     static unsigned char resident[LARGE / 4096];
     assert_int_equal(mincore(p, bytes, resident), 0);
-    for (size_t i = 0; i < bytes / 4096; i++)
+    bool works = populating_works();
+    if (!works)
+        printf("SKIP: populating memory does nothing here: whether it was touched is not looked at\n");
+    for (size_t i = 0; works && i < bytes / 4096; i++)
         assert_true(resident[i] & 1);
 #endif
     for (uint64_t i = 0; i < bytes; i++)

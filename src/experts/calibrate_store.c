@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 enum { VERSION = 1, MOST_BYTES = 64 << 10, MOST_DEPTH = 4096, MOST_THREADS = 256 };
@@ -37,52 +36,13 @@ static json_t *calibration_json(const sl_disk *d, const sl_calibration *c) {
                      tried_json(&c->usual), "chosen", tried_json(&c->chosen), "tried", tried);
 }
 
-/* Creates the directories above a file. */
-static void make_directories(const char *path) {
-    char *copy = sl_strdup(path);
-    for (char *at = copy ? strchr(copy + 1, '/') : NULL; at; at = strchr(at + 1, '/')) {
-        *at = 0;
-        mkdir(copy, 0700);
-        *at = '/';
-    }
-    free(copy);
-}
-
-static bool write_text(int fd, const char *text) {
-    size_t n = strlen(text);
-    for (size_t done = 0; done < n;) {
-        ssize_t w = write(fd, text + done, n - done);
-        if (w < 0 && errno == EINTR)
-            continue;
-        if (w <= 0)
-            return false;
-        done += (size_t)w;
-    }
-    return fsync(fd) == 0;
-}
-
-/* Under another name first: whoever reads meanwhile sees the old result or the new one. */
-static bool replace_file(const char *path, const char *text, sl_error *err) {
-    char *other = sl_asprintf("%s-XXXXXX", path);
-    int fd = other ? mkstemp(other) : -1;
-    bool made = fd >= 0, ok = made && write_text(fd, text) && rename(other, path) == 0;
-    int saved = errno;
-    if (made)
-        close(fd);
-    if (made && !ok)
-        unlink(other);
-    free(other);
-    return ok || sl_fail_errno(err, SL_ERR_IO, saved, "%s: cannot write", path);
-}
-
 bool sl_calibration_save(const char *path, const sl_disk *disk, const sl_calibration *c, sl_error *err) {
     json_t *doc = calibration_json(disk, c);
     char *text = doc ? json_dumps(doc, JSON_INDENT(1)) : NULL;
     json_decref(doc);
     if (!text)
         return sl_fail(err, SL_ERR_MEMORY, "%s: out of memory", path);
-    make_directories(path);
-    bool ok = replace_file(path, text, err);
+    bool ok = sl_replace_file(path, text, strlen(text), err);
     free(text);
     return ok;
 }

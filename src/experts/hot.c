@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 enum { HEADER = 24, TAIL = 8, MEAN_USES = 1024 };
@@ -78,42 +77,6 @@ void sl_hot_merge(uint32_t *known, const uint32_t *run, uint64_t experts) {
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-/* Creates the directories above a file. */
-static void make_directories(const char *path) {
-    char *copy = sl_strdup(path);
-    for (char *at = copy ? strchr(copy + 1, '/') : NULL; at; at = strchr(at + 1, '/')) {
-        *at = 0;
-        mkdir(copy, 0700);
-        *at = '/';
-    }
-    free(copy);
-}
-
-static bool write_all(int fd, const char *bytes, size_t n) {
-    for (size_t done = 0; done < n;) {
-        ssize_t w = write(fd, bytes + done, n - done);
-        if (w < 0 && errno == EINTR)
-            continue;
-        if (w <= 0)
-            return false;
-        done += (size_t)w;
-    }
-    return fsync(fd) == 0;
-}
-
-static bool replace_file(const char *path, const char *bytes, size_t n, sl_error *err) {
-    char *other = sl_asprintf("%s-XXXXXX", path);
-    int fd = other ? mkstemp(other) : -1;
-    bool made = fd >= 0, ok = made && write_all(fd, bytes, n) && rename(other, path) == 0;
-    int saved = errno;
-    if (made)
-        close(fd);
-    if (made && !ok)
-        unlink(other);
-    free(other);
-    return ok || sl_fail_errno(err, SL_ERR_IO, saved, "%s: cannot write", path);
-}
-
 bool sl_hot_save(const char *path, uint64_t model, const uint32_t *uses, uint64_t experts, sl_error *err) {
     size_t size = (size_t)file_bytes(experts);
     char *bytes = experts <= MOST_EXPERTS ? malloc(size) : NULL;
@@ -125,8 +88,7 @@ bool sl_hot_save(const char *path, uint64_t model, const uint32_t *uses, uint64_
     memcpy(bytes + HEADER, uses, 4 * experts);
     uint64_t sum = XXH3_64bits(bytes, size - TAIL);
     memcpy(bytes + size - TAIL, &sum, sizeof sum);
-    make_directories(path);
-    bool ok = replace_file(path, bytes, size, err);
+    bool ok = sl_replace_file(path, bytes, size, err);
     free(bytes);
     return ok;
 }

@@ -215,7 +215,6 @@ static void no_bit_depends_on_how_much_there_is(void **state) {
 static void experts_give_way_to_kv(void **state) {
     sl_engine_options o = options(GOLDEN "qwen3_moe", FEW, 0);
     o.max_sequences = 8;
-    o.memory = 64 * MIB;
     sl_engine *undisturbed = open_engine(&o);
     o.vram = 4 * MIB; /* small slabs */
     o.vram = plan_of(&o).full_vram;
@@ -245,7 +244,6 @@ static void experts_give_way_to_kv(void **state) {
 static void kv_that_has_no_room_fails_its_sequence_alone(void **state) {
     sl_engine_options o = options(GOLDEN "llama", FEW, 0);
     sl_error err = {0};
-    o.memory = 64 * MIB;
     o.max_sequences = 16;
     o.vram = plan_of(&o).least_vram;
     sl_engine *e = open_engine(&o);

@@ -188,6 +188,11 @@ static bool set_level(sl_log_level *level, const char *text) {
     return false;
 }
 
+/* An unset variable of a shell becomes an empty word: no file has such a name, and what is done with it differs. */
+static bool names_a_file(const char *value) {
+    return strcmp(value, "FILE") == 0 || strcmp(value, "DIR") == 0;
+}
+
 static bool store_value(const cli_option *o, const char *text, cli_args *a, sl_error *err) {
     void *field = (char *)a + o->offset;
     int64_t i;
@@ -219,6 +224,9 @@ static bool store_value(const cli_option *o, const char *text, cli_args *a, sl_e
     case CLI_LEVEL:
         return set_level(field, text) || sl_fail(err, SL_ERR_ARGUMENT, "'%s': expected one of %s", text, o->value);
     case CLI_TEXT:
+        if (!*text && names_a_file(o->value))
+            return sl_fail(err, SL_ERR_ARGUMENT, "'': expected the name of a %s",
+                           strcmp(o->value, "DIR") == 0 ? "directory" : "file");
         *(const char **)field = text;
         return true;
     case CLI_LIST:
@@ -305,6 +313,19 @@ static int parse_option(const cli_command *c, int argc, char **argv, int i, cli_
     return used;
 }
 
+static bool store_operand(const cli_command *c, const char *word, cli_args *a, sl_error *err) {
+    const char *name = c->operands;
+    if (a->operands == c->most_operands)
+        return sl_fail(err, SL_ERR_ARGUMENT, "unexpected '%s'; usage: sluice %s %s", word, c->name, c->operands);
+    for (int i = 0; i < a->operands; i++)
+        name += strcspn(name, " ") + (name[strcspn(name, " ")] != 0);
+    if (!*word && strncmp(name, "[PROMPT]", 8) != 0 && strncmp(name, "[TEXT]", 6) != 0)
+        return sl_fail(err, SL_ERR_ARGUMENT, "%.*s: '' is empty; usage: sluice %s %s", (int)strcspn(name, " "), name,
+                       c->name, c->operands);
+    a->operand[a->operands++] = word;
+    return true;
+}
+
 bool cli_parse(const cli_command *c, int argc, char **argv, cli_args *a, sl_error *err) {
     bool only_operands = false;
     a->command = c->name;
@@ -319,10 +340,8 @@ bool cli_parse(const cli_command *c, int argc, char **argv, cli_args *a, sl_erro
                 return false;
             i += used;
         } else {
-            if (a->operands == c->most_operands)
-                return sl_fail(err, SL_ERR_ARGUMENT, "unexpected '%s'; usage: sluice %s %s", word, c->name,
-                               c->operands);
-            a->operand[a->operands++] = word;
+            if (!store_operand(c, word, a, err))
+                return false;
             i++;
         }
     }

@@ -62,10 +62,15 @@ void engine_warm_open(sl_engine *e) {
         sl_logf(&e->log, SL_LOG_WARN, "hot list: %s: nothing is learned", ok ? "no directory for it" : why.message);
         return;
     }
-    if (sl_hot_load(e->warm.path, e->warm.model, e->warm.known, e->warm.experts, &why))
+    if (sl_hot_load(e->warm.path, e->warm.model, e->warm.known, e->warm.experts, &why)) {
         read_hot(e);
-    else if (why.code != SL_OK)
-        sl_logf(&e->log, SL_LOG_WARN, "hot list ignored: %s", why.message);
+    } else if (why.code == SL_ERR_ARGUMENT) {
+        sl_logf(&e->log, SL_LOG_WARN, "hot list: %s: it is left as it is, and nothing is learned", why.message);
+        free(e->warm.path);
+        e->warm.path = NULL;
+    } else if (why.code != SL_OK) {
+        sl_logf(&e->log, SL_LOG_WARN, "hot list ignored: %s; this run's takes its place", why.message);
+    }
 }
 
 void engine_warm_close(sl_engine *e) {

@@ -7,7 +7,8 @@
 
 #include "base/base.h"
 
-/* uses[experts]. false with err->code SL_OK: there is no such file; else it is damaged or of another model. */
+/* uses[experts]. false with err->code SL_OK: there is no such file; SL_ERR_ARGUMENT: what has the name is something
+ * else, and sl_hot_save leaves it as it is; else it is damaged or of another model. */
 bool sl_hot_load(const char *path, uint64_t model, uint32_t *uses, uint64_t experts, sl_error *err);
 /* Adds what a run counted to what was known. Where all together would be more than some thousand for each expert, all
  * are halved: what is old loses weight. */

@@ -82,7 +82,7 @@ def test_a_damaged_list_is_ignored_with_a_warning_and_replaced(run, model, tmp_p
     ask = ["run", model, "--raw", "Hello", "--max-tokens", 4, "--seed", 1, "--ctx", 128, "--hot-list", hot]
     expected = run(*ask).stdout
     whole = hot.read_bytes()
-    for bad in (b"", b"not a list at all", whole[:-1], whole[:100] + b"x" + whole[101:]):
+    for bad in (b"", whole[:-1], whole[:100] + b"x" + whole[101:]):
         hot.write_bytes(bad)
         done = run(*ask)
         assert done.stdout == expected
@@ -92,7 +92,24 @@ def test_a_damaged_list_is_ignored_with_a_warning_and_replaced(run, model, tmp_p
     hot.unlink()
     hot.mkdir()
     done = run(*ask)
-    assert done.stdout == expected and "not a plain file" in done.stderr
+    assert done.stdout == expected and "not a regular file" in done.stderr and hot.is_dir()
+
+
+def test_what_is_no_hot_list_is_left_as_it_is(run, model, tmp_path):
+    # whoever names the model, a diary or a device by mistake still has it afterwards
+    diary, fifo = tmp_path / "diary", tmp_path / "fifo"
+    diary.write_text("dear diary")
+    os.mkfifo(fifo)
+    before, names = model.read_bytes(), sorted(tmp_path.iterdir())
+    ask = ["run", model, "--raw", "Hello", "--max-tokens", 2, "--ctx", 128]
+    expected = run(*ask).stdout
+    for name in (diary, fifo, model, tmp_path):
+        done = run(*ask, "--hot-list", name)
+        said = [line for line in done.stderr.splitlines() if "hot list" in line]
+        assert done.stdout == expected
+        assert len(said) == 1 and f"{name}: " in said[0] and said[0].endswith("left as it is, and nothing is learned")
+    assert diary.read_text() == "dear diary" and model.read_bytes() == before
+    assert fifo.is_fifo() and sorted(tmp_path.iterdir()) == names
 
 
 def test_below_one_tokens_need_a_fixed_part_serves_and_the_run_says_so(run, model):

@@ -282,7 +282,7 @@ static void a_hot_list_comes_back_or_is_refused(void **state) {
     assert_false(sl_hot_load(path, 5, more, N + 1, &err));
     assert_non_null(strstr(err.message, "offset 16"));
     assert_false(sl_hot_load(folder, 5, back, N, &err));
-    assert_non_null(strstr(err.message, "plain file"));
+    assert_non_null(strstr(err.message, "not a regular file"));
 
     /* Every byte changed, every length: nothing but the whole file is taken, and what is refused leaves no trace. */
     size_t size;
@@ -310,6 +310,44 @@ static void a_hot_list_comes_back_or_is_refused(void **state) {
     free(folder);
 }
 
+static void what_is_no_hot_list_is_not_written_over(void **state) {
+    enum { N = 3 };
+    static const char diary[] = "SLHOT? dear diary", part[] = "SLHOT1";
+    char *dir = temp_dir(), *path = sl_asprintf("%s/diary", dir), *link = sl_asprintf("%s/link", dir);
+    uint32_t uses[N] = {1, 2, 3}, back[N];
+    sl_error err;
+    for (int i = 0; i < 3; i++) { /* something else; the beginning of a list; an empty file, made for one */
+        size_t size;
+        FILE *f = fopen(path, "wb");
+        fputs(i == 0 ? diary : i == 1 ? part : "", f);
+        assert_int_equal(fclose(f), 0);
+        assert_false(sl_hot_load(path, 5, back, N, &err));
+        assert_int_equal(err.code, i == 0 ? SL_ERR_ARGUMENT : SL_ERR_FORMAT);
+        assert_int_equal(sl_hot_save(path, 5, uses, N, &err), i > 0);
+        char *text = sl_read_text(path, 1 << 20, &size, &err);
+        assert_true(text && (strcmp(text, diary) == 0) == (i == 0));
+        free(text);
+        assert_int_equal(sl_hot_load(path, 5, back, N, &err), i > 0);
+    }
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(symlink("nowhere", link), 0);
+    const char *const others[] = {path, link, dir};
+    for (int i = 0; i < 3; i++) {
+        struct stat before, after;
+        assert_int_equal(lstat(others[i], &before), 0);
+        assert_false(sl_hot_load(others[i], 5, back, N, &err));
+        assert_int_equal(err.code, SL_ERR_ARGUMENT);
+        assert_false(sl_hot_save(others[i], 5, uses, N, &err));
+        assert_int_equal(lstat(others[i], &after), 0);
+        assert_true(before.st_ino == after.st_ino && before.st_mode == after.st_mode);
+    }
+    assert_true(unlink(path) == 0 && unlink(link) == 0);
+    assert_int_equal(rmdir(dir), 0); /* nothing is left beside them */
+    free(path);
+    free(link);
+}
+
 static void old_uses_lose_weight(void **state) {
     enum { N = 10 };
     uint32_t known[N] = {3000, 10}, run[N] = {0, 0, 500, UINT32_MAX};
@@ -331,6 +369,7 @@ int main(void) {
         cmocka_unit_test(the_hottest_are_there_before_the_first_step),
         cmocka_unit_test(what_fails_while_warming_is_read_again),
         cmocka_unit_test(a_hot_list_comes_back_or_is_refused),
+        cmocka_unit_test(what_is_no_hot_list_is_not_written_over),
         cmocka_unit_test(old_uses_lose_weight),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -76,26 +76,31 @@ static bool append_event(const sl_engine *e, const sl_event *event, cli_answer *
            sl_fail(&a->error, SL_ERR_MEMORY, "out of memory for the answer");
 }
 
-/* Says what the engine waits for when nothing has come for two seconds: in the status line where there is one, else
- * once for each thing that is waited for. */
-static void watch_stall(const sl_engine *e, char last[256]) {
+/* When it was last said, where lines stay, what is waited for; and how long it is not said again. */
+typedef struct stall_notes {
+    uint64_t last_ns, pause_ns;
+} stall_notes;
+
+/* Says what the engine waits for when nothing has come for two seconds: in the status line where there is one, else in
+ * lines of which each comes twice as late as the one before: a log of an hour's prefill has a dozen of them. */
+static void watch_stall(const sl_engine *e, stall_notes *notes) {
     char what[256];
-    uint64_t since = 0, idle = cli_idle_ns();
+    uint64_t since = 0, idle = cli_idle_ns(), now = sl_now_ns();
     if (idle < stall_ns)
         return;
     sl_engine_activity(e, what, sizeof what, &since);
     if (!what[0])
         snprintf(what, sizeof what, "the engine");
-    if (cli_status("waiting for %.0f s: %s", (double)idle / 1e9, what) || strcmp(what, last) == 0)
+    if (cli_status("waiting for %.0f s: %s", (double)idle / 1e9, what) || now - notes->last_ns < notes->pause_ns)
         return;
     cli_note("waiting for %.0f s: %s", (double)idle / 1e9, what);
-    memcpy(last, what, sizeof what);
+    *notes = (stall_notes){now, notes->pause_ns ? 2 * notes->pause_ns : 2 * stall_ns};
 }
 
 /* Until the last event. An answer that nobody can read any more is cancelled. */
 static bool follow(sl_engine *e, sl_request *r, bool stream, cli_answer *a) {
     sl_event event;
-    char last_stall[256] = "";
+    stall_notes notes = {0};
     bool cancelled = false, ok = true;
     for (;;) {
         if (!cancelled && (cli_interrupted() || cli_stdout_broken() || !ok)) {
@@ -103,7 +108,7 @@ static bool follow(sl_engine *e, sl_request *r, bool stream, cli_answer *a) {
             cancelled = true;
         }
         if (!sl_request_next(r, &event, 100)) {
-            watch_stall(e, last_stall);
+            watch_stall(e, &notes);
             continue;
         }
         ok = ok && append_event(e, &event, a);

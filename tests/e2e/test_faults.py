@@ -119,6 +119,15 @@ def test_a_conversation_goes_on_after_a_turn_that_failed(run, model, models, rea
     assert FAILED.search(done.stderr)
 
 
+def test_a_slow_prefill_does_not_fill_a_log_with_what_it_waits_for(run, model):
+    # what is outstanding changes ten times a second, and in a file no line is written over
+    env = os.environ | {"SLUICE_FAULTS": "pace=1"}
+    done = run("run", model, "--raw", "a b c d e f", "-n", 1, "--ctx", 128, *SHORT_OF_SLOTS, env=env)
+    said = [line for line in done.stderr.splitlines() if "waiting for" in line]
+    assert 1 <= len(said) <= 4, done.stderr
+    assert all("reading experts" in line for line in said)
+
+
 @pytest.mark.parametrize(
     "faults, why",
     [

@@ -188,7 +188,8 @@ typedef enum sl_gpu_access { SL_GPU_READ = 1, SL_GPU_WRITE = 2, SL_GPU_READ_WRIT
 SL_API void *sl_gpu_map(sl_gpu_buffer *b, uint64_t offset, uint64_t size, sl_gpu_access access, sl_error *err);
 SL_API bool sl_gpu_unmap(sl_gpu_buffer *b, sl_error *err);
 /* Bytes of the host's into the buffer and out of it, as mapping and copying would, without a copy between where the
- * device has memory of its own. Waits for lists as sl_gpu_map does. */
+ * device has memory of its own. Waits for lists as sl_gpu_map does; as there, 0 bytes, and a handle that is mapped, are
+ * errors. Any offset and size serve. */
 SL_API bool sl_gpu_put(sl_gpu_buffer *b, uint64_t offset, const void *from, uint64_t bytes, sl_error *err);
 SL_API bool sl_gpu_get(sl_gpu_buffer *b, uint64_t offset, void *to, uint64_t bytes, sl_error *err);
 /* Bytes that the device's own memory has left, for all processes; 0: not known, or it is the host's. */

@@ -71,7 +71,7 @@ bool gpu_mapped_conflict(sl_gpu *g, const gpu_list *l, sl_error *err) {
 /* ---- map --------------------------------------------------------------------------------------------------------- */
 
 /* What a failed list should have written is not read as if it had. */
-static bool contents_good(gpu_buffer *b, sl_error *err) {
+static bool contents_good(gpu_buffer *b, const char *what, sl_error *err) {
     sl_gpu *g = b->o.gpu;
     pthread_mutex_lock(&g->lock);
     gpu_failure *f = b->root->failure;
@@ -79,7 +79,7 @@ static bool contents_good(gpu_buffer *b, sl_error *err) {
     pthread_mutex_unlock(&g->lock);
     if (!f)
         return true;
-    sl_fail(err, f->error.code, "sl_gpu_map: the buffer's contents are not what was asked for: %s", f->error.message);
+    sl_fail(err, f->error.code, "%s: the buffer's contents are not what was asked for: %s", what, f->error.message);
     gpu_drop(f);
     return false;
 }
@@ -93,30 +93,33 @@ static bool is_mapped(gpu_buffer *b) {
     return mapped;
 }
 
-static bool check_map(gpu_buffer *b, uint64_t offset, uint64_t size, sl_gpu_access access, sl_error *err) {
+static bool check_access(const char *what, gpu_buffer *b, uint64_t offset, uint64_t size, sl_gpu_access access,
+                         sl_error *err) {
     if (access < SL_GPU_READ || access > SL_GPU_READ_WRITE)
-        return sl_fail(err, SL_ERR_ARGUMENT, "sl_gpu_map: access %d, expected read, write or both", (int)access);
+        return sl_fail(err, SL_ERR_ARGUMENT, "%s: access %d, expected read, write or both", what, (int)access);
     if (size == 0)
-        return sl_fail(err, SL_ERR_ARGUMENT, "sl_gpu_map: 0 bytes, expected at least 1");
-    return gpu_check_range(b, offset, size, "sl_gpu_map", err);
+        return sl_fail(err, SL_ERR_ARGUMENT, "%s: 0 bytes, expected at least 1", what);
+    return gpu_check_range(b, offset, size, what, err);
 }
 
-static bool map_ready(gpu_buffer *b, uint64_t offset, uint64_t size, sl_gpu_access access, sl_error *err) {
-    if (!check_map(b, offset, size, access, err))
+/* Checks and waits on behalf of the function `what`. */
+static bool access_ready(const char *what, gpu_buffer *b, uint64_t offset, uint64_t size, sl_gpu_access access,
+                         sl_error *err) {
+    if (!check_access(what, b, offset, size, access, err))
         return false;
     if (is_mapped(b))
-        return sl_fail(err, SL_ERR_ARGUMENT, "sl_gpu_map: the buffer is mapped already: unmap it first");
+        return sl_fail(err, SL_ERR_ARGUMENT, "%s: the buffer is mapped already: unmap it first", what);
     gpu_range r = gpu_buffer_range(b, offset, size, (access & SL_GPU_WRITE) != 0);
     if (!gpu_wait_users(b->o.gpu, &r, gpu_deadline(GPU_MAP_SECONDS * UINT64_C(1000000000))))
-        return sl_fail(err, SL_ERR_TIMEOUT, "sl_gpu_map: a list that uses the range was not done after %d s",
+        return sl_fail(err, SL_ERR_TIMEOUT, "%s: a list that uses the range was not done after %d s", what,
                        GPU_MAP_SECONDS);
-    return !(access & SL_GPU_READ) || contents_good(b, err);
+    return !(access & SL_GPU_READ) || contents_good(b, what, err);
 }
 
 static void *map_buffer(gpu_buffer *b, uint64_t offset, uint64_t size, sl_gpu_access access, sl_error *err) {
     sl_gpu *g = b->o.gpu;
     void *staging = NULL;
-    if (!map_ready(b, offset, size, access, err))
+    if (!access_ready("sl_gpu_map", b, offset, size, access, err))
         return NULL;
     if (!b->root->m.host) {
         staging = size <= SIZE_MAX ? malloc((size_t)size) : NULL;
@@ -159,32 +162,36 @@ bool sl_gpu_unmap(sl_gpu_buffer *handle, sl_error *err) {
 
 /* ---- put, get ---------------------------------------------------------------------------------------------------- */
 
-/* to or from is the host's. */
+/* to or from is the host's; where the buffer is too (wrapped), they may overlap. */
 static bool transfer(gpu_buffer *b, uint64_t offset, void *to, const void *from, uint64_t bytes, sl_error *err) {
     const sl_gpu *g = b->o.gpu;
     gpu_memory *m = &b->root->m;
-    if (!to && !from)
-        return sl_fail(err, SL_ERR_ARGUMENT, "sl_gpu_put or get: %llu bytes at NULL", (unsigned long long)bytes);
-    if (!map_ready(b, offset, bytes, to ? SL_GPU_READ : SL_GPU_WRITE, err))
-        return false;
     if (!m->host)
         return to ? g->driver->read(g->device, m, b->offset + offset, to, bytes, err)
                   : g->driver->write(g->device, m, b->offset + offset, from, bytes, err);
     uint8_t *here = m->host + b->offset + offset;
-    memcpy(to ? to : here, to ? here : from, (size_t)bytes);
+    memmove(to ? to : here, to ? here : from, (size_t)bytes);
     return true;
+}
+
+static bool no_memory(const char *what, uint64_t bytes, sl_error *err) {
+    return sl_fail(err, SL_ERR_ARGUMENT, "%s: %llu bytes at NULL", what, (unsigned long long)bytes);
 }
 
 bool sl_gpu_put(sl_gpu_buffer *handle, uint64_t offset, const void *from, uint64_t bytes, sl_error *err) {
     gpu_buffer *b = gpu_take(handle, GPU_BUFFER, err);
-    bool ok = b && transfer(b, offset, NULL, from, bytes, err);
+    bool ok = b && (from || no_memory("sl_gpu_put", bytes, err)) &&
+              access_ready("sl_gpu_put", b, offset, bytes, SL_GPU_WRITE, err) &&
+              transfer(b, offset, NULL, from, bytes, err);
     gpu_drop(b);
     return ok;
 }
 
 bool sl_gpu_get(sl_gpu_buffer *handle, uint64_t offset, void *to, uint64_t bytes, sl_error *err) {
     gpu_buffer *b = gpu_take(handle, GPU_BUFFER, err);
-    bool ok = b && transfer(b, offset, to, NULL, bytes, err);
+    bool ok = b && (to || no_memory("sl_gpu_get", bytes, err)) &&
+              access_ready("sl_gpu_get", b, offset, bytes, SL_GPU_READ, err) &&
+              transfer(b, offset, to, NULL, bytes, err);
     gpu_drop(b);
     return ok;
 }

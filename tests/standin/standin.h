@@ -50,12 +50,13 @@ typedef struct standin_control {
     /* faults; each is used up by the first call it meets */
     standin_nil nil;
     standin_fault fail_list, fail_pipeline, fail_library, fail_function, fail_archive;
-    bool hang;           /* committed lists do not begin while it is set */
+    _Atomic bool hang;   /* committed lists do not begin while it is set */
     bool service_broken; /* the compiler service answers with no library */
 
     /* what was seen; violations: rules that were broken */
     bool record;
-    long violations, alive, made, nil_messages;
+    _Atomic long alive; /* objects not yet released */
+    long violations, made, nil_messages;
     char violation[256];
     long dispatches, barriers, encoders, commits, set_buffers, set_offsets, set_bytes, residency_requests, residents,
         signals;

@@ -124,6 +124,44 @@ void *cuda_stream_new(gpu_device *d, sl_error *err) {
     return NULL;
 }
 
+/* ---- what a submission is made of, for messages --------------------------------------------------------------------
+ */
+
+static void describe_dispatch(const gpu_command *c, sl_buf *out) {
+    const uint32_t *g = c->u.dispatch.groups, *t = c->u.dispatch.threads;
+    const cuda_pipeline *p = c->u.dispatch.pipeline;
+    sl_buf_printf(out, "kernel %s, %u x %u x %u threadgroups of %u x %u x %u", p->name, g[0], g[1], g[2], t[0], t[1],
+                  t[2]);
+    for (size_t i = 0; i < c->u.dispatch.bound_count; i++) {
+        const gpu_bound *b = &c->u.dispatch.bound[i];
+        if (b->memory)
+            sl_buf_printf(out, ", slot %d: %llu bytes at %llx", b->slot, (unsigned long long)b->length,
+                          (unsigned long long)cuda_at(b->memory, b->offset));
+        else
+            sl_buf_printf(out, ", slot %d: %llu bytes of its own", b->slot, (unsigned long long)b->length);
+    }
+}
+
+/* CUDA does not tell which kernel it was: with one in the list it is that one. */
+static void describe_kernels(const cuda_submission *s, sl_buf *out) {
+    const gpu_command *first = NULL, *last = NULL;
+    size_t count = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        if (s->list[i].kind != GPU_DISPATCH)
+            continue;
+        first = first ? first : &s->list[i];
+        last = &s->list[i];
+        count++;
+    }
+    if (count == 1)
+        describe_dispatch(first, out);
+    else if (count)
+        sl_buf_printf(out, "one of %zu kernels from %s to %s (SLUICE_DEBUG=2 runs them one by one)", count,
+                      first->label, last->label);
+    else
+        sl_buf_printf(out, "no kernel");
+}
+
 /* ---- submitting ----------------------------------------------------------------------------------------------------
  */
 
@@ -178,6 +216,16 @@ static void fail_later(cuda_submission *s, const sl_error *why) {
     s->result.error = *why;
 }
 
+/* A fault is told by whatever call comes next: a kernel that fails at once fails the end of its list. */
+static void fail_end(cuda_submission *s, cuda_result r) {
+    sl_buf what = {0};
+    sl_error why = {0};
+    describe_kernels(s, &what);
+    cuda_check(s->stream->device, r, &why, "ending list '%s': %s", s->label, what.data ? what.data : "");
+    sl_buf_free(&what);
+    fail_later(s, &why);
+}
+
 static bool start(cuda_submission *s, cuda_exec exec, sl_error *err) {
     gpu_device *d = s->stream->device;
     sl_error why = {0};
@@ -188,10 +236,11 @@ static bool start(cuda_submission *s, cuda_exec exec, sl_error *err) {
                    : encode_list(s, &why);
     if (!ok)
         fail_later(s, &why);
-    if (cuda_check(d, d->api.mark_record(s->end, s->stream->queue), &why, "ending list '%s'", s->label))
+    cuda_result r = d->api.mark_record(s->end, s->stream->queue);
+    if (r == CUDA_OK)
         return true;
     if (ok)
-        fail_later(s, &why);
+        fail_end(s, r);
     give_mark(s->stream, s->end);
     s->end = NULL;
     return true;
@@ -258,45 +307,17 @@ bool cuda_stream_finish(cuda_stream *s, sl_error *err) {
 /* ---- completion ----------------------------------------------------------------------------------------------------
  */
 
-static void describe_dispatch(const gpu_command *c, sl_buf *out) {
-    const uint32_t *g = c->u.dispatch.groups, *t = c->u.dispatch.threads;
-    const cuda_pipeline *p = c->u.dispatch.pipeline;
-    sl_buf_printf(out, "kernel %s, %u x %u x %u threadgroups of %u x %u x %u", p->name, g[0], g[1], g[2], t[0], t[1],
-                  t[2]);
-    for (size_t i = 0; i < c->u.dispatch.bound_count; i++) {
-        const gpu_bound *b = &c->u.dispatch.bound[i];
-        if (b->memory)
-            sl_buf_printf(out, ", slot %d: %llu bytes at %llx", b->slot, (unsigned long long)b->length,
-                          (unsigned long long)cuda_at(b->memory, b->offset));
-        else
-            sl_buf_printf(out, ", slot %d: %llu bytes of its own", b->slot, (unsigned long long)b->length);
-    }
-}
-
-/* CUDA does not tell which kernel it was: with one in the list it is that one. */
 static void fail_list(cuda_submission *s, cuda_result r) {
     gpu_device *d = s->stream->device;
-    const gpu_command *first = NULL, *last = NULL;
-    size_t count = 0;
-    for (size_t i = 0; i < s->count; i++) {
-        if (s->list[i].kind != GPU_DISPATCH)
-            continue;
-        first = first ? first : &s->list[i];
-        last = &s->list[i];
-        count++;
-    }
     sl_buf what = {0};
-    if (count == 1)
-        describe_dispatch(first, &what);
-    else if (count)
-        sl_buf_printf(&what, "one of %zu kernels from %s to %s (SLUICE_DEBUG=2 runs them one by one)", count,
-                      first->label, last->label);
     sl_error why = {0};
     bool sticky = atomic_load(&d->lost);
-    if (sticky)
+    if (sticky) {
         cuda_usable(d, &why);
-    else
-        cuda_check(d, r, &why, "list '%s': %s", s->label, what.data ? what.data : "no kernel");
+    } else {
+        describe_kernels(s, &what);
+        cuda_check(d, r, &why, "list '%s': %s", s->label, what.data ? what.data : "");
+    }
     sl_buf_free(&what);
     fail_later(s, &why);
 }

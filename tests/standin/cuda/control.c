@@ -21,7 +21,7 @@ cuda_control control = {.driver_version = 13000,
                         .words = true};
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-int broken;
+_Atomic int broken;
 static _Thread_local int current; /* depth of pushed contexts */
 static object *objects;
 

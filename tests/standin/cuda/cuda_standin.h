@@ -26,10 +26,11 @@ typedef struct cuda_control {
     const char *fail_call; /* by symbol: its calls are counted from now on */
     int fail_at;           /* the call that fails, from 1; 0: none */
     int fail_result;
-    bool hang; /* streams do not go on while it is set */
+    _Atomic bool hang; /* streams do not go on while it is set */
 
     /* what was seen */
-    long violations, alive, calls; /* alive: objects and memory not freed; calls: of fail_call */
+    _Atomic long alive;     /* objects and memory not freed */
+    long violations, calls; /* calls: of fail_call */
     char violation[256];
     long launches, graph_launches, graphs, copies, compiled, syntax_checks, pointer_forms;
     uint64_t allocated, pinned; /* bytes now */

@@ -15,7 +15,7 @@ enum { ILLEGAL_ADDRESS = 700, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_F
 extern cuda_control control;
 extern pthread_mutex_t lock; /* of everything here but what runs on streams' threads */
 extern pthread_cond_t changed;
-extern int broken; /* the result that broke the context; 0: it is whole */
+extern _Atomic int broken; /* the result that broke the context; 0: it is whole */
 
 /* At the head of every entry point: counts and injects; a result other than CUDA_OK is returned as it is. */
 cuda_result enter(const char *symbol);

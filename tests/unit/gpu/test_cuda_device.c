@@ -204,8 +204,8 @@ static void every_call_fails_once(void **state) {
             cuda->fail_call = NULL;
             if (strcmp(symbols[i], "cuCtxPushCurrent_v2") == 0)
                 cuda->alive = 0; /* without a context nothing can be freed */
-            if (cuda->alive)
-                usleep(20000); /* a stream's thread has yet to come to what was given to it last */
+            for (int ms = 0; ms < 2000 && cuda->alive; ms++)
+                usleep(1000); /* a stream's thread has yet to come to what was given to it last */
             if (cuda->alive)
                 fail_msg("%s fails for the %d. time: %ld objects are left", symbols[i], at, cuda->alive);
             assert_int_equal(cuda_left_clean(NULL), 0);
@@ -241,6 +241,27 @@ static void a_kernels_fault_is_told_once_and_the_device_is_lost(void **state) {
     assert_true(sl_gpu_stream_recover(r.stream, &r.err));
     assert_false(run_steps(&r, 1));
     expect_error(&r.err, SL_ERR_DEVICE, "the device was lost before: ");
+    rig_close(&r);
+}
+
+/* A fault that is there before the list's end is given to the stream is told by that call. */
+static void a_fault_found_at_the_end_of_a_list_names_its_kernel(void **state) {
+    if (cuda_skips() || !cuda)
+        skip();
+    rig r;
+    assert_true(rig_open(&r, SL_GPU_SHARED));
+    sl_gpu_list *l = sl_gpu_begin(r.stream, "bad", &r.err);
+    sl_gpu_ticket t = 0;
+    assert_true(l && encode(&r, l, r.add, 1));
+    cuda->fail_call = "cuEventRecord";
+    cuda->fail_at = 2; /* the first is the list's beginning */
+    cuda->fail_result = 700;
+    assert_true(sl_gpu_submit(l, &t, &r.err));
+    cuda->fail_call = NULL;
+    assert_false(sl_gpu_wait(r.stream, t, 20 * SECOND, NULL, &r.err));
+    expect_error(&r.err, SL_ERR_DEVICE,
+                 "ending list 'bad': kernel add, 4 x 1 x 1 threadgroups of 32 x 1 x 1, slot 0: ");
+    assert_non_null(strstr(r.err.message, "CUDA_ERROR_ILLEGAL_ADDRESS"));
     rig_close(&r);
 }
 
@@ -431,6 +452,7 @@ int main(void) {
         TEST(what_is_missing_is_said),
         TEST(too_little_gpu_memory_names_what_is_needed),
         TEST(a_kernels_fault_is_told_once_and_the_device_is_lost),
+        TEST(a_fault_found_at_the_end_of_a_list_names_its_kernel),
         TEST(a_device_that_hangs_times_out),
         TEST(lists_that_come_again_are_graphs),
         TEST(no_graph_outlives_the_pages_it_copies_to),

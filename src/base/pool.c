@@ -12,6 +12,7 @@
  * core. */
 #include "base/base.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -179,17 +180,18 @@ static void close_loop(sl_pool *p) {
     pthread_mutex_unlock(&p->mutex);
 }
 
-static bool start_worker(sl_pool *p, int index) {
+/* 0, or why not, as errno says it. */
+static int start_worker(sl_pool *p, int index) {
     worker_arg *w = malloc(sizeof *w);
     if (!w)
-        return false;
+        return ENOMEM;
     *w = (worker_arg){p, index};
-    if (pthread_create(&p->handles[p->started], NULL, worker_main, w) != 0) {
+    int why = pthread_create(&p->handles[p->started], NULL, worker_main, w);
+    if (why != 0)
         free(w);
-        return false;
-    }
-    p->started++;
-    return true;
+    else
+        p->started++;
+    return why;
 }
 
 sl_pool *sl_pool_new(int threads, sl_error *err) {
@@ -211,9 +213,11 @@ sl_pool *sl_pool_new(int threads, sl_error *err) {
     pthread_cond_init(&p->wake, NULL);
     pthread_cond_init(&p->left, NULL);
     for (int i = 1; i < threads; i++) {
-        if (!start_worker(p, i)) {
+        int why = start_worker(p, i);
+        if (why != 0) {
             sl_pool_free(p);
-            return sl_fail_null(err, SL_ERR_MEMORY, "cannot start thread %d of %d", i + 1, threads);
+            sl_fail_errno(err, SL_ERR_MEMORY, why, "cannot start thread %d of %d", i + 1, threads);
+            return NULL;
         }
     }
     return p;

@@ -32,6 +32,7 @@ void cli_terminal_init(void) {
                 return;
         }
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* beyond ulimit -f a write fails, is said, and leaves nothing behind */
     term.out_tty = isatty(STDOUT_FILENO);
     const char *kind = getenv("TERM");
     term.err_tty = isatty(STDERR_FILENO) && !(kind && strcmp(kind, "dumb") == 0);
@@ -65,9 +66,11 @@ static size_t visible_char(const char *s, size_t n, sl_buf *out) {
     return (size_t)used;
 }
 
+enum { REASON_UNKNOWN = -1 }; /* of what stdio wrote on the way only the fact is kept */
+
 static void note_output_error(void) {
     if (!term.out_error)
-        term.out_error = errno ? errno : EIO;
+        term.out_error = errno ? errno : REASON_UNKNOWN;
 }
 
 static void erase_status(void) {
@@ -126,7 +129,8 @@ int cli_finish(int status) {
         return status;
     /* A reader that has seen enough (head, a pager) is no news to the person who closed it. */
     if (term.out_error != EPIPE)
-        fprintf(stderr, "sluice: standard output: %s\n", strerror(term.out_error));
+        fprintf(stderr, "sluice: standard output: %s\n",
+                term.out_error == REASON_UNKNOWN ? "not all could be written" : strerror(term.out_error));
     return status == CLI_OK ? CLI_FAILED : status;
 }
 

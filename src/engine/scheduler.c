@@ -312,8 +312,9 @@ bool engine_core_start(sl_engine *e, sl_error *err) {
     e->sampler = engine_sampler_new(e->vocab, err);
     if (!e->sampler || !engine_step_init(e, err))
         return false;
-    sc->started = pthread_create(&sc->thread, NULL, scheduler_main, e) == 0;
-    return sc->started || sl_fail(err, SL_ERR_MEMORY, "cannot start the scheduler's thread");
+    int why = pthread_create(&sc->thread, NULL, scheduler_main, e);
+    sc->started = why == 0;
+    return sc->started || sl_fail_errno(err, SL_ERR_MEMORY, why, "cannot start the scheduler's thread");
 }
 
 void engine_core_stop(sl_engine *e) {

@@ -490,6 +490,18 @@ def test_standard_output_that_is_full(sluice, gguf):
         assert done.returncode == 1 and done.stderr == "sluice: standard output: No space left on device\n"
 
 
+def test_standard_output_that_is_full_before_the_end_gets_no_made_up_reason(sluice):
+    with open("/dev/full", "w") as full:  # more than a buffer of stdio's: it is written on the way
+        done = subprocess.run([sluice, "completions", "bash"], stdout=full, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    assert done.returncode == 1 and "nput/output" not in done.stderr and done.stderr.startswith("sluice: standard output: ")
+
+
+def test_a_limit_of_file_sizes_is_an_error_that_leaves_nothing(sluice, tmp_path):
+    done = subprocess.run(["sh", "-c", 'ulimit -f 8; exec "$@"', "sh", sluice, "synth", "tiny-qwen3-moe", tmp_path / "m.gguf"], capture_output=True, text=True)
+    assert done.returncode == 1 and "m.gguf" in done.stderr and "File too large" in done.stderr and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_standard_output_that_is_closed(sluice, gguf):
     before = gguf.read_bytes()
     for args in (["info", gguf], run_args(gguf), [*run_args(gguf), "--json"], ["--version"]):

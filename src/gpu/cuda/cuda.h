@@ -194,8 +194,8 @@ struct gpu_device {
     pthread_mutex_t service_lock, page_lock, lock;
     cuda_page_run *runs; /* pinned pages of others, ascending */
     size_t run_count, run_capacity;
-    uint64_t pipelines_freed;      /* under lock: graphs made before may hold what is gone */
-    atomic_uint_fast64_t unpinned; /* times that pages were: a graph that copies to or from them may not run again */
+    uint64_t pipelines_freed;        /* under lock: graphs made before may hold what is gone */
+    atomic_uint_fast64_t given_back; /* times that memory was: a graph that copies to or from it may not run again */
     atomic_bool lost;
     sl_error loss; /* under lock, once lost */
 };
@@ -333,7 +333,8 @@ typedef struct cuda_arguments {
     uint64_t bytes;
 } cuda_arguments;
 
-enum { CUDA_GRAPHS = 8, CUDA_GRAPH_LEAST = 8 /* dispatches, below which launches are as fast */, CUDA_SEEN = 16 };
+/* Graphs and runs that are remembered: a step that waits for the host in every layer has up to two runs a layer. */
+enum { CUDA_GRAPHS = 128, CUDA_GRAPH_LEAST = 8 /* dispatches, below which launches are as fast */, CUDA_SEEN = 256 };
 
 /* A run of commands that was given before, word for word. */
 typedef struct cuda_kept {
@@ -351,7 +352,8 @@ typedef struct cuda_stream {
     cuda_mark *marks;          /* free ones */
     size_t mark_count, mark_capacity;
     cuda_kept kept[CUDA_GRAPHS];
-    uint64_t seen[CUDA_SEEN][2], clock, unpinned; /* the device's, when they were seen */
+    cuda_arguments *retired; /* of dropped graphs: free once what the stream was given so far is done */
+    uint64_t seen[CUDA_SEEN][2], clock, given_back; /* the device's, when they were seen */
     int seen_at;
     cuda_mark last;  /* the end of the last submission that was timed; lives in no submission */
     double last_end; /* seconds since origin */
@@ -371,8 +373,8 @@ typedef struct cuda_submission {
     const char *label;
     const gpu_command *list;
     size_t count;
-    cuda_mark begin, end; /* NULL: the context broke before */
-    cuda_arguments *arguments;
+    cuda_mark begin, end;      /* NULL: the context broke before */
+    cuda_arguments *arguments; /* given back when it is done */
     cuda_call *calls;
     bool done;
     gpu_result result;
@@ -388,6 +390,7 @@ void cuda_arguments_fill(const gpu_command *list, size_t n, uint8_t *to);
 cuda_arguments *cuda_arguments_take(cuda_stream *s, uint64_t bytes, sl_error *err);
 void cuda_arguments_give(cuda_stream *s, cuda_arguments *a);
 void cuda_arguments_free(gpu_device *d, cuda_arguments *a);
+void cuda_arguments_free_all(gpu_device *d, cuda_arguments *first);
 /* Runs commands without events: as a graph where they came before, else one by one (*done says whether as a graph). */
 bool cuda_graph_run(cuda_stream *s, const gpu_command *list, size_t n, bool *done, sl_error *err);
 void cuda_graphs_free(cuda_stream *s);

@@ -4,9 +4,11 @@
  * from the start.
  *
  * A graph has addresses only. They are the same because a list binds them again each time; kernels are another matter:
- * a new one may get a freed one's place, so graphs older than the last freed pipeline are dropped. Pinned pages too: a
- * copy to pages that were unpinned and pinned again at the same address is not the same to the driver, so all is
- * forgotten when any are unpinned; memory that is wrapped for one list alone makes no graphs. */
+ * a new one may get a freed one's place, so graphs older than the last freed pipeline are dropped. Memory too: a copy
+ * to pages that were unpinned and pinned again at the same address, or to memory freed and allocated again, is not the
+ * same to the driver, so all is forgotten when any is given back; memory that is wrapped for one list alone makes no
+ * graphs.
+ */
 #include "gpu/cuda/cuda.h"
 
 #include <stdlib.h>
@@ -115,12 +117,15 @@ bool cuda_graph_make(cuda_stream *s, const gpu_command *list, size_t n, cuda_kep
     return ok;
 }
 
-/* A graph that runs is freed once it has run; its arguments are used in the queue's order only. */
+/* A graph that runs is freed once it has run. Its arguments may still be on their way: behind a wait of the stream's
+ * they are read from the host's memory later, which nobody may write until then. */
 void cuda_graph_drop(cuda_stream *s, cuda_kept *k) {
     if (k->exec)
         cuda_freed(s->device, s->device->api.exec_free(k->exec), "freeing a graph");
-    if (k->arguments)
-        cuda_arguments_give(s, k->arguments);
+    if (k->arguments) {
+        k->arguments->next = s->retired;
+        s->retired = k->arguments;
+    }
     *k = (cuda_kept){0};
 }
 
@@ -132,11 +137,11 @@ void cuda_graphs_free(cuda_stream *s) {
 /* ---- again ---------------------------------------------------------------------------------------------------------
  */
 
-static void forget_unpinned(cuda_stream *s) {
-    uint64_t unpinned = atomic_load(&s->device->unpinned);
-    if (s->unpinned == unpinned)
+static void forget_given_back(cuda_stream *s) {
+    uint64_t given_back = atomic_load(&s->device->given_back);
+    if (s->given_back == given_back)
         return;
-    s->unpinned = unpinned;
+    s->given_back = given_back;
     cuda_graphs_free(s);
     memset(s->seen, 0, sizeof s->seen);
 }
@@ -166,12 +171,16 @@ static bool seen(cuda_stream *s, const uint64_t key[2]) {
     return false;
 }
 
-/* The place of the graph that was not used for the longest time. */
-static cuda_kept *oldest(cuda_stream *s) {
+/* A free place, or that of the graph that was not used for the longest time; NULL: all are in use. Of more runs in turn
+ * than there is room for, the first keep theirs: made anew each time, a graph costs more than its launches. */
+static cuda_kept *take_place(cuda_stream *s) {
     cuda_kept *k = &s->kept[0];
     for (int i = 0; i < CUDA_GRAPHS && k->exec; i++)
         if (!s->kept[i].exec || s->kept[i].used < k->used)
             k = &s->kept[i];
+    if (k->exec && s->clock - k->used < 4 * CUDA_GRAPHS)
+        return NULL;
+    cuda_graph_drop(s, k);
     return k;
 }
 
@@ -187,19 +196,19 @@ bool cuda_graph_run(cuda_stream *s, const gpu_command *list, size_t n, bool *don
     *done = false;
     if (dispatches(list, n) < CUDA_GRAPH_LEAST || !make_key(list, n, key))
         return true;
-    forget_unpinned(s);
+    forget_given_back(s);
+    s->clock++;
     cuda_kept *k = find(s, key);
     if (!k) {
-        if (!seen(s, key))
+        k = seen(s, key) ? take_place(s) : NULL;
+        if (!k)
             return true;
-        k = oldest(s);
-        cuda_graph_drop(s, k);
         if (!cuda_graph_make(s, list, n, k, err))
             return false;
         k->key[0] = key[0];
         k->key[1] = key[1];
     }
-    k->used = ++s->clock;
+    k->used = s->clock;
     *done = true;
     return cuda_check(s->device, s->device->api.exec_launch(k->exec, s->queue), err, "launching a graph");
 }

@@ -91,6 +91,8 @@ bool cuda_wrap(gpu_device *d, void *host, uint64_t bytes, gpu_memory *out, sl_er
 void cuda_free(gpu_device *d, gpu_memory *memory) {
     cuda_memory *m = memory->handle;
     if (m && cuda_enter_to_free(d)) {
+        if (m->kind != CUDA_WRAPPED)
+            atomic_fetch_add(&d->given_back, 1);
         if (m->kind == CUDA_PRIVATE)
             cuda_device_free(d, m->base);
         else if (m->kind == CUDA_PINNED)

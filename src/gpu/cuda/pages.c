@@ -26,7 +26,7 @@ static size_t first_behind(const gpu_device *d, uint64_t at) {
 
 static void remove_run(gpu_device *d, size_t i) {
     cuda_freed(d, d->api.host_unregister((void *)(uintptr_t)d->runs[i].begin), "unpinning memory");
-    atomic_fetch_add(&d->unpinned, 1);
+    atomic_fetch_add(&d->given_back, 1);
     memmove(&d->runs[i], &d->runs[i + 1], (d->run_count - i - 1) * sizeof *d->runs);
     d->run_count--;
 }

@@ -18,6 +18,13 @@ void cuda_arguments_free(gpu_device *d, cuda_arguments *a) {
     free(a);
 }
 
+void cuda_arguments_free_all(gpu_device *d, cuda_arguments *first) {
+    for (cuda_arguments *next; first; first = next) {
+        next = first->next;
+        cuda_arguments_free(d, first);
+    }
+}
+
 static cuda_arguments *arguments_new(gpu_device *d, uint64_t bytes, sl_error *err) {
     cuda_arguments *a = calloc(1, sizeof *a);
     void *host = NULL;
@@ -41,8 +48,10 @@ cuda_arguments *cuda_arguments_take(cuda_stream *s, uint64_t bytes, sl_error *er
     while (*at && (*at)->bytes < bytes)
         at = &(*at)->next;
     cuda_arguments *a = *at;
-    if (a)
+    if (a) {
         *at = a->next;
+        a->next = NULL;
+    }
     pthread_mutex_unlock(&s->lock);
     return a ? a : arguments_new(s->device, bytes, err);
 }
@@ -81,11 +90,8 @@ static void give_mark(cuda_stream *s, cuda_mark mark) {
 static void free_parts(cuda_stream *s) {
     gpu_device *d = s->device;
     cuda_graphs_free(s);
-    while (s->arguments) {
-        cuda_arguments *a = s->arguments;
-        s->arguments = a->next;
-        cuda_arguments_free(d, a);
-    }
+    cuda_arguments_free_all(d, s->arguments);
+    cuda_arguments_free_all(d, s->retired);
     for (size_t i = 0; i < s->mark_count; i++)
         cuda_freed(d, d->api.mark_free(s->marks[i]), "freeing an event");
     if (s->last)
@@ -210,6 +216,15 @@ static bool encode_list(cuda_submission *s, sl_error *err) {
     return true;
 }
 
+/* What graphs left that were dropped before the submission's end is done with at its end. */
+static void take_retired(cuda_submission *s) {
+    cuda_arguments **end = &s->arguments;
+    while (*end)
+        end = &(*end)->next;
+    *end = s->stream->retired;
+    s->stream->retired = NULL;
+}
+
 /* Part of a list may run already when another part is refused: then the submission fails once that has run. */
 static void fail_later(cuda_submission *s, const sl_error *why) {
     s->result.failed = true;
@@ -236,6 +251,7 @@ static bool start(cuda_submission *s, cuda_exec exec, sl_error *err) {
                    : encode_list(s, &why);
     if (!ok)
         fail_later(s, &why);
+    take_retired(s);
     cuda_result r = d->api.mark_record(s->end, s->stream->queue);
     if (r == CUDA_OK)
         return true;
@@ -249,8 +265,10 @@ static bool start(cuda_submission *s, cuda_exec exec, sl_error *err) {
 static void free_submission(cuda_submission *s) {
     give_mark(s->stream, s->begin);
     give_mark(s->stream, s->end);
-    if (s->arguments)
-        cuda_arguments_give(s->stream, s->arguments);
+    for (cuda_arguments *a = s->arguments, *next; a; a = next) {
+        next = a->next;
+        cuda_arguments_give(s->stream, a);
+    }
     while (s->calls) {
         cuda_call *c = s->calls;
         s->calls = c->next;

@@ -28,11 +28,18 @@ static object *objects;
 /* ---- settings of a program's own ----------------------------------------------------------------------------------
  */
 
+static int says; /* at the end, what was seen */
+
 static const struct {
     const char *name;
     int *value;
-} numbers[] = {{"driver", &control.driver_version}, {"devices", &control.devices}, {"major", &control.major},
-               {"nvrtc", &control.nvrtc_major},     {"at", &control.fail_at},      {"result", &control.fail_result}};
+} numbers[] = {{"driver", &control.driver_version},
+               {"devices", &control.devices},
+               {"major", &control.major},
+               {"nvrtc", &control.nvrtc_major},
+               {"at", &control.fail_at},
+               {"result", &control.fail_result},
+               {"say", &says}};
 
 static void set(char *name, const char *value) {
     for (size_t i = 0; i < SL_COUNT(numbers); i++)
@@ -42,6 +49,13 @@ static void set(char *name, const char *value) {
         control.memory = strtoull(value, NULL, 10);
     else if (strcmp(name, "fail") == 0)
         control.fail_call = strdup(value);
+}
+
+__attribute__((destructor)) static void say(void) {
+    if (says)
+        fprintf(stderr,
+                "the stand-in for CUDA: %ld launches, %ld graphs made, %ld launched, %ld copies, %ld violations\n",
+                control.launches, control.graphs, control.graph_launches, control.copies, control.violations);
 }
 
 /* SLUICE_STANDIN_CUDA="memory=1000000,fail=cuMemAllocAsync,at=3,result=2", for programs that do not know of us. */
@@ -80,6 +94,8 @@ void violate(const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(control.violation, sizeof control.violation, fmt, ap);
     va_end(ap);
+    if (!control.violations && getenv("SLUICE_STANDIN_CUDA"))
+        fprintf(stderr, "the stand-in for CUDA: %s\n", control.violation);
     control.violations++;
 }
 
@@ -126,6 +142,12 @@ static object **find(const void *handle, kind what) {
     return NULL;
 }
 
+void object_each(kind what, void (*see)(object *o, void *user), void *user) {
+    for (object *o = objects; o; o = o->next)
+        if (o->what == what)
+            see(o, user);
+}
+
 void *object_find(const void *handle, kind what) {
     pthread_mutex_lock(&lock);
     object **at = find(handle, what);
@@ -167,7 +189,10 @@ EXPORTED cuda_result cuDriverGetVersion(int *version) {
 
 EXPORTED cuda_result cuGetErrorName(cuda_result r, const char **name) {
     ENTER("cuGetErrorName");
-    *name = r == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS" : r == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR";
+    *name = r == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+            : r == LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED"
+            : r == 2             ? "CUDA_ERROR_OUT_OF_MEMORY"
+                                 : "CUDA_ERROR";
     return CUDA_OK;
 }
 

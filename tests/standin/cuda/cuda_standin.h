@@ -4,8 +4,12 @@
  *
  * It does as the driver does where that bites: kernels, copies and words of a stream happen later, in order, on a
  * thread of its own; pinned memory is read when a copy runs, not when it is asked for; memory is known by what it was
- * allocated or pinned as, and a copy across two such runs is refused; a kernel's fault breaks the context for good;
- * nearly every call wants a current context. What is freed twice, or used after its free, is counted as a violation.
+ * allocated or pinned as, and a copy across two such runs is refused; a copy, a fill or a word, also one that a graph
+ * has taken down, fails where its memory was given back since, even if other memory lies there now; kernels see no
+ * memory but what is allocated or pinned, and fail beyond it; a kernel's fault breaks the context for good; nearly
+ * every call wants a current context. What is freed twice, used after its free or given back while work uses it, and
+ * what the host changes under a copy of its own, is counted as a violation (SLUICE_STANDIN_CUDA: the first is said on
+ * stderr).
  *
  * Tests find the control structure by dlsym: cuda_control *cuda_standin(void). */
 #ifndef CUDA_STANDIN_H
@@ -37,7 +41,7 @@ typedef struct cuda_control {
 } cuda_control;
 
 /* A program that does not know of us is set by the variable SLUICE_STANDIN_CUDA: memory, driver, devices, major, nvrtc,
- * fail (a symbol), at, result, as NAME=VALUE between commas. */
+ * fail (a symbol), at, result, as NAME=VALUE between commas; say=1: it says at the end what it has counted. */
 cuda_control *cuda_standin(void);
 /* Settings and faults to their defaults, counters to zero (but for alive); a broken context is whole again. */
 void cuda_standin_reset(void);

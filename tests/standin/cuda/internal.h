@@ -10,7 +10,14 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-enum { ILLEGAL_ADDRESS = 700, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, INVALID_IMAGE = 200 };
+enum {
+    ILLEGAL_ADDRESS = 700,
+    LAUNCH_FAILED = 719,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    INVALID_IMAGE = 200
+};
 
 extern cuda_control control;
 extern pthread_mutex_t lock; /* of everything here but what runs on streams' threads */
@@ -45,6 +52,11 @@ void *object_take(const void *handle, kind what);
 typedef enum place { NOWHERE, DEVICE, PINNED, REGISTERED } place;
 /* Where [at, at + bytes) lies; false: not within one allocation or pinned run. */
 bool memory_within(uint64_t at, uint64_t bytes, place *where);
+/* Which allocation or pinning it is that has all of [at, at + bytes): one that comes later to the same place is
+ * another. 0: none. */
+uint64_t memory_serial(uint64_t at, uint64_t bytes);
+/* Bytes from `at` to the end of what it lies in, or ends; 0: nowhere. */
+uint64_t memory_left(uint64_t at);
 void memory_release(uint64_t at); /* of the device's own, when its stream comes to it */
 
 /* ---- what streams do -----------------------------------------------------------------------------------------------
@@ -62,6 +74,8 @@ typedef struct work {
     struct work *next;
     work_kind what;
     uint64_t to, from, bytes, value;
+    uint64_t to_serial, from_serial; /* of the memory as it was when this was asked for */
+    uint64_t sum;                    /* of what may not change until it is copied; 0: it may */
     function *function;
     struct image *image;
     uint32_t groups[3], threads[3], shared;
@@ -101,6 +115,11 @@ typedef struct queue {
 
 /* Copies w to the queue, or to the graph that is being taken down. */
 cuda_result queue_put(cuda_queue handle, const work *w);
+/* Is there work that uses memory in [at, at + bytes)? With the lock held. */
+bool queues_use(uint64_t at, uint64_t bytes);
+void object_each(kind what, void (*see)(object *o, void *user), void *user); /* with the lock held */
+/* The pointers among a launch's parameters; n: how many there are. */
+uint32_t image_pointers(const struct image *i, const work *w, uint64_t out[CUDA_PARAMETERS]);
 void work_free(work *w);
 
 /* ---- code ----------------------------------------------------------------------------------------------------------

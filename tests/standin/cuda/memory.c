@@ -6,12 +6,13 @@
 #include <sys/mman.h>
 
 typedef struct range {
-    uint64_t at, bytes, mapped;
+    uint64_t at, bytes, mapped, serial;
     place where;
 } range;
 
 static range *ranges;
 static size_t count, capacity;
+static uint64_t last_serial;
 
 static range *find(uint64_t at, place where) {
     for (size_t i = 0; i < count; i++)
@@ -29,7 +30,7 @@ static bool overlaps(uint64_t at, uint64_t bytes) {
 
 static void add(uint64_t at, uint64_t bytes, uint64_t mapped, place where) {
     sl_grow((void **)&ranges, &capacity, count + 1, sizeof *ranges);
-    ranges[count++] = (range){at, bytes, mapped, where};
+    ranges[count++] = (range){at, bytes, mapped, ++last_serial, where};
     control.alive++;
     *(where == DEVICE ? &control.allocated : &control.pinned) += bytes;
 }
@@ -41,6 +42,8 @@ static bool drop(uint64_t at, place where) {
         violate("memory at %llx is freed that is none", (unsigned long long)at);
         return false;
     }
+    if (queues_use(r->at, r->bytes))
+        violate("memory at %llx is given back while streams have work that uses it", (unsigned long long)at);
     *(where == DEVICE ? &control.allocated : &control.pinned) -= r->bytes;
     if (r->mapped)
         munmap((void *)(uintptr_t)r->at, r->mapped);
@@ -62,6 +65,33 @@ bool memory_within(uint64_t at, uint64_t bytes, place *where) {
     bool bad = !found && overlaps(at, bytes);
     pthread_mutex_unlock(&lock);
     return !bad;
+}
+
+uint64_t memory_serial(uint64_t at, uint64_t bytes) {
+    uint64_t serial = 0;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < count && !serial; i++)
+        if (at >= ranges[i].at && at + bytes <= ranges[i].at + ranges[i].bytes)
+            serial = ranges[i].serial;
+    pthread_mutex_unlock(&lock);
+    return serial;
+}
+
+/* Pinned runs that meet are one to a kernel. */
+uint64_t memory_left(uint64_t at) {
+    uint64_t end = at;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < count; i++)
+        if (end >= ranges[i].at && end < ranges[i].at + ranges[i].bytes) {
+            end = ranges[i].at + ranges[i].bytes;
+            i = (size_t)-1;
+        }
+    pthread_mutex_unlock(&lock);
+    return end - at;
+}
+
+static bool is_mapped(const void *at, size_t bytes) {
+    return msync((void *)((uintptr_t)at / 4096 * 4096), bytes + (uintptr_t)at % 4096, MS_ASYNC) == 0;
 }
 
 static void *map(uint64_t bytes, uint64_t *mapped) {
@@ -131,6 +161,8 @@ EXPORTED cuda_result cuMemHostAlloc(void **to, size_t bytes, unsigned flags) {
 
 static cuda_result release(const char *symbol, void *at, place where) {
     cuda_result r = enter(symbol);
+    if (where == REGISTERED && !is_mapped(at, 1))
+        violate("memory at %p was given back to the system before it was unpinned", at);
     pthread_mutex_lock(&lock);
     bool ok = drop((uintptr_t)at, where);
     pthread_mutex_unlock(&lock);
@@ -143,6 +175,8 @@ EXPORTED cuda_result cuMemFreeHost(void *at) {
 
 EXPORTED cuda_result cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags) {
     ENTER("cuMemHostRegister_v2");
+    if (!is_mapped(at, bytes))
+        return CUDA_INVALID_VALUE;
     pthread_mutex_lock(&lock);
     bool taken = overlaps((uintptr_t)at, bytes);
     if (!taken && bytes)

@@ -85,7 +85,8 @@ EXPORTED cuda_result cuLaunchKernel(cuda_function handle, unsigned gx, unsigned 
                                     void **parameters, void **extra) {
     ENTER("cuLaunchKernel");
     function *f = object_find(handle, FUNCTION);
-    if (!f || extra || (int)shared > f->shared_most || tx * ty * tz > f->image->head.max_threads || !gx || !gy || !gz)
+    if (!f || extra || (int)shared > f->shared_most || tx * ty * tz > f->image->head.max_threads || !gx || !gy || !gz ||
+        !tx || !ty || !tz || tz > 64 || gx > INT32_MAX || gy > 65535 || gz > 65535)
         return CUDA_INVALID_VALUE;
     work *w = calloc(1, sizeof *w);
     *w = (work){.what = LAUNCH, .image = f->image, .groups = {gx, gy, gz}, .threads = {tx, ty, tz}, .shared = shared};

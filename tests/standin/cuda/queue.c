@@ -28,15 +28,54 @@ static void wait_word(const queue *q, uint64_t at, uint64_t value) {
         nanosleep(&t, NULL);
 }
 
+/* What is asked for holds for the memory that was there then: a copy that is taken down in a graph is none to what is
+ * allocated or pinned at the same place later. */
+static bool stands(uint64_t at, uint64_t bytes, uint64_t serial) {
+    if (!at || memory_serial(at, bytes) == serial)
+        return true;
+    violate("work uses %llu bytes at %llx, memory that was given back since it was asked for",
+            (unsigned long long)bytes, (unsigned long long)at);
+    return false;
+}
+
+static uint64_t bytes_of(const work *w) {
+    return w->what == FILL ? w->bytes * 4 : w->what == COPY ? w->bytes : 8;
+}
+
+static bool has_memory(const work *w) {
+    return w->what == COPY || w->what == FILL || w->what == WAIT_WORD || w->what == WRITE_WORD;
+}
+
+static bool memory_stands(const work *w) {
+    return !has_memory(w) || (stands(w->to, bytes_of(w), w->to_serial) && stands(w->from, bytes_of(w), w->from_serial));
+}
+
+static uint64_t sum_of(uint64_t at, uint64_t bytes) {
+    uint64_t h = 1469598103934665603u;
+    for (uint64_t i = 0; i < bytes; i++)
+        h = (h ^ ((const uint8_t *)pointer(at))[i]) * 1099511628211u;
+    return h | 1;
+}
+
+static void check_source(const work *w) {
+    if (w->sum && sum_of(w->from, w->bytes) != w->sum)
+        violate("%llu bytes of the host changed before they were copied", (unsigned long long)w->bytes);
+}
+
 static void run_list(queue *q, const work *w);
 
 static void run(queue *q, const work *w) {
+    if (!memory_stands(w)) {
+        break_context(LAUNCH_FAILED);
+        return;
+    }
     switch (w->what) {
     case LAUNCH:
         if (!image_run(w->image, w))
             break_context(ILLEGAL_ADDRESS);
         break;
     case COPY:
+        check_source(w);
         memmove(pointer(w->to), pointer(w->from), w->bytes);
         break;
     case FILL:
@@ -127,6 +166,10 @@ cuda_result queue_put(cuda_queue handle, const work *w) {
         return q ? CUDA_OUT_OF_MEMORY : INVALID_HANDLE;
     *copy = *w;
     copy->next = NULL;
+    if (has_memory(w)) {
+        copy->to_serial = memory_serial(w->to, bytes_of(w));
+        copy->from_serial = w->from ? memory_serial(w->from, bytes_of(w)) : 0;
+    }
     pthread_mutex_lock(&lock);
     work ***end = q->capture ? &q->capture->end : &q->end;
     **end = copy;
@@ -140,6 +183,45 @@ cuda_result queue_put(cuda_queue handle, const work *w) {
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     return CUDA_OK;
+}
+
+static bool within(uint64_t p, uint64_t at, uint64_t bytes) {
+    return p - at < bytes;
+}
+
+static bool work_uses(const work *w, uint64_t at, uint64_t bytes) {
+    uint64_t pointers[CUDA_PARAMETERS];
+    if (has_memory(w))
+        return within(w->to, at, bytes) || (w->from && within(w->from, at, bytes));
+    if (w->what == RUN_GRAPH) {
+        for (const work *x = w->exec->first; x; x = x->next)
+            if (work_uses(x, at, bytes))
+                return true;
+    } else if (w->what == LAUNCH) {
+        for (uint32_t n = image_pointers(w->image, w, pointers); n--;)
+            if (within(pointers[n], at, bytes))
+                return true;
+    }
+    return false;
+}
+
+typedef struct search {
+    uint64_t at, bytes;
+    bool found;
+} search;
+
+static void search_queue(object *o, void *user) {
+    search *s = user;
+    for (const work *w = ((queue *)o)->first; w && !s->found; w = w->next)
+        s->found = work_uses(w, s->at, s->bytes);
+}
+
+/* In a broken context nothing runs any more. */
+bool queues_use(uint64_t at, uint64_t bytes) {
+    search s = {at, bytes, false};
+    if (!broken)
+        object_each(QUEUE, search_queue, &s);
+    return s.found;
 }
 
 /* ---- streams -------------------------------------------------------------------------------------------------------
@@ -197,6 +279,7 @@ static cuda_result put_copy(const char *symbol, uint64_t to, uint64_t from, size
         memmove(pointer(to), pointer(from), bytes);
         return broken;
     }
+    w.sum = from_host && bytes <= 1 << 20 ? sum_of(from, bytes) : 0; /* of copies of the host's, not of a list's */
     return queue_put(handle, &w);
 }
 

@@ -260,6 +260,17 @@ static uint32_t length_of(const uint32_t *offsets, size_t n, size_t at, uint32_t
     return end - offsets[at];
 }
 
+uint32_t image_pointers(const image *i, const work *w, uint64_t out[CUDA_PARAMETERS]) {
+    uint32_t at = 0, n = 0;
+    for (uint32_t k = 0; k < i->head.count; k++) {
+        const parameter *p = &i->head.parameter[k];
+        if (p->type == 'b')
+            memcpy(&out[n++], w->parameters + at, sizeof *out);
+        at += p->type == 'v' ? (p->bytes + 15) / 16 * 16 : 16;
+    }
+    return n;
+}
+
 typedef struct launch {
     gpu_memory memory[CUDA_PARAMETERS];
     gpu_bound bound[CUDA_PARAMETERS];
@@ -281,10 +292,17 @@ static bool bind(launch *l, const image *i, const work *w) {
             continue;
         }
         void *address = (void *)(uintptr_t)value;
-        if (p->type == 'b')
+        uint64_t length = p->bytes;
+        if (p->type == 'b') {
             memcpy(&address, value, sizeof address);
+            length = memory_left((uintptr_t)address);
+        }
+        if (!length) {
+            violate("%s: slot %d shows memory at %p, which is none", i->head.entry, p->slot, address);
+            return false;
+        }
         gpu_memory *m = &l->memory[l->bounds];
-        if (!gpu_driver_soft.wrap(device, address, UINT64_C(1) << 40, m, &err))
+        if (!gpu_driver_soft.wrap(device, address, length, m, &err))
             return false;
         l->bound[l->bounds++] = (gpu_bound){.slot = p->slot, .memory = m, .length = m->bytes, .writes = true};
     }

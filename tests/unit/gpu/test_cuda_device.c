@@ -18,6 +18,8 @@ static const char source[] =
     "[[thread_position_in_grid]]) {\n    if (i < a.n)\n        x[i] *= a.by;\n}\n"
     "kernel void add(constant args &a [[buffer(0)]], device float *x [[buffer(1)]], uint i "
     "[[thread_position_in_grid]]) {\n    if (i < a.n)\n        x[i] += a.by;\n}\n"
+    "kernel void more(constant float *v [[buffer(0)]], device float *x [[buffer(1)]], uint i "
+    "[[thread_position_in_grid]]) {\n    if (i < 100)\n        x[i] += v[i % 4];\n}\n"
     "kernel void wild(device ulong *where [[buffer(0)]]) {\n    *(device uint *)where[0] = 1;\n}\n";
 
 typedef struct args {
@@ -32,7 +34,7 @@ static char cache[64];
 typedef struct rig {
     sl_gpu *g;
     sl_gpu_library *library;
-    sl_gpu_pipeline *scale, *add, *wild;
+    sl_gpu_pipeline *scale, *add, *more, *wild;
     sl_gpu_stream *stream;
     sl_gpu_buffer *x;
     sl_error err;
@@ -58,6 +60,7 @@ static bool rig_open(rig *r, sl_gpu_memory kind) {
            (r->library = sl_gpu_library_new(r->g, source, strlen(source), NULL, &r->err)) &&
            (r->scale = sl_gpu_pipeline_new(r->library, "scale", NULL, 0, &r->err)) &&
            (r->add = sl_gpu_pipeline_new(r->library, "add", NULL, 0, &r->err)) &&
+           (r->more = sl_gpu_pipeline_new(r->library, "more", NULL, 0, &r->err)) &&
            (r->wild = sl_gpu_pipeline_new(r->library, "wild", NULL, 0, &r->err)) &&
            (r->stream = sl_gpu_stream_new(r->g, &r->err)) && (r->x = sl_gpu_alloc(r->g, N * 4, kind, &r->err)) &&
            fill(r);
@@ -68,6 +71,7 @@ static void rig_close(rig *r) {
     sl_gpu_stream_free(r->stream);
     sl_gpu_pipeline_free(r->scale);
     sl_gpu_pipeline_free(r->add);
+    sl_gpu_pipeline_free(r->more);
     sl_gpu_pipeline_free(r->wild);
     sl_gpu_library_free(r->library);
     sl_gpu_close(r->g);
@@ -344,6 +348,109 @@ static void no_graph_outlives_the_pages_it_copies_to(void **state) {
     free(to);
 }
 
+/* x += 8 v, once the event has the value. */
+static bool submit_more(rig *r, sl_gpu_event *e, uint64_t value, float v, sl_gpu_ticket *t) {
+    const float four[4] = {v, v, v, v};
+    sl_gpu_binding b[] = {{.slot = 0, .bytes = four, .length = sizeof four}, {.slot = 1, .buffer = r->x}};
+    sl_gpu_dispatch d = {
+        .pipeline = r->more, .groups = {4, 1, 1}, .threads = {32, 1, 1}, .bindings = b, .binding_count = 2};
+    sl_gpu_list *l = sl_gpu_begin(r->stream, "more", &r->err);
+    bool ok = l && (!e || sl_gpu_encode_wait(l, e, value, &r->err));
+    for (int i = 0; ok && i < 8; i++)
+        ok = sl_gpu_encode(l, &d, &r->err);
+    if (l && !ok)
+        sl_gpu_list_free(l);
+    return ok && sl_gpu_submit(l, t, &r->err);
+}
+
+/* Behind a wait a graph's arguments are still the host's when the graph is dropped, here since memory was given back.
+ */
+static void arguments_of_a_dropped_graph_stay_until_they_are_there(void **state) {
+    if (cuda_skips() || !cuda)
+        skip();
+    rig r;
+    sl_gpu_ticket t = 0;
+    float *other = aligned_alloc(4096, 4096);
+    assert_true(rig_open(&r, SL_GPU_PRIVATE));
+    sl_gpu_event *e = sl_gpu_event_new(r.g, &r.err);
+    assert_true(e && submit_more(&r, NULL, 0, 1, &t) && sl_gpu_wait(r.stream, t, 20 * SECOND, NULL, &r.err));
+    assert_true(submit_more(&r, e, 1, 1, &t)); /* the second time: a graph */
+    assert_int_equal(cuda->graphs, 1);
+    sl_gpu_buffer *b = sl_gpu_wrap(r.g, other, 4096, &r.err);
+    assert_non_null(b);
+    sl_gpu_buffer_free(b);
+    assert_true(submit_more(&r, NULL, 0, 100, &t));
+    assert_true(sl_gpu_event_signal(e, 1, &r.err) && sl_gpu_wait(r.stream, t, 20 * SECOND, NULL, &r.err));
+    float got[N];
+    assert_true(sl_gpu_get(r.x, 0, got, sizeof got, &r.err));
+    for (int i = 0; i < N; i++)
+        assert_true(got[i] == (float)i + 8 + 8 + 800);
+    sl_gpu_event_free(e);
+    rig_close(&r);
+    free(other);
+}
+
+/* Making graphs costs more than they save where none is there still when it is wanted. */
+static void more_lists_in_turn_than_there_is_room_for_keep_the_first_ones_graphs(void **state) {
+    enum { LISTS = CUDA_GRAPHS + 20, ROUNDS = 4 };
+    if (cuda_skips() || !cuda)
+        skip();
+    rig r;
+    sl_gpu_ticket t = 0;
+    float got[N], sum = 0;
+    assert_true(rig_open(&r, SL_GPU_PRIVATE));
+    for (int round = 0; round < ROUNDS; round++)
+        for (int i = 0; i < LISTS; i++) {
+            assert_true(submit_more(&r, NULL, 0, (float)i, &t));
+            sum += 8 * (float)i;
+        }
+    assert_true(sl_gpu_wait(r.stream, t, 60 * SECOND, NULL, &r.err) && sl_gpu_get(r.x, 0, got, sizeof got, &r.err));
+    assert_true(got[0] == sum);
+    assert_int_equal(cuda->graphs, CUDA_GRAPHS);
+    assert_int_equal(cuda->graph_launches, CUDA_GRAPHS * (ROUNDS - 1));
+    rig_close(&r);
+}
+
+/* What the stand-in is strict about: to the driver a graph's copies are to the memory that was there. */
+static void a_graph_that_copies_to_pages_pinned_anew_fails_on_the_stand_in(void **state) {
+    if (cuda_skips() || !cuda)
+        skip();
+    cuda_api a = {0};
+    cuda_context context;
+    cuda_queue q;
+    cuda_address x;
+    cuda_graph graph;
+    cuda_exec exec;
+    cuda_mark mark;
+    sl_error err;
+    void *to = aligned_alloc(4096, 4096);
+    assert_true(cuda_api_open(&a, &err) && a.init(0) == CUDA_OK && a.context_retain(&context, 0) == CUDA_OK);
+    assert_true(a.context_push(context) == CUDA_OK && a.queue_new(&q, 0) == CUDA_OK && a.mark_new(&mark, 0) == CUDA_OK);
+    assert_true(a.memory_alloc(&x, 4096, q) == CUDA_OK && a.host_register(to, 4096, 0) == CUDA_OK);
+    assert_true(a.queue_capture(q, CUDA_CAPTURE_RELAXED) == CUDA_OK);
+    assert_true(a.copy((uintptr_t)to, x, 64, q) == CUDA_OK && a.queue_captured(q, &graph) == CUDA_OK);
+    assert_true(a.graph_exec(&exec, graph, 0) == CUDA_OK && a.graph_free(graph) == CUDA_OK);
+    for (int anew = 0; anew < 2; anew++) {
+        cuda_result r;
+        if (anew)
+            assert_true(a.host_unregister(to) == CUDA_OK && a.host_register(to, 4096, 0) == CUDA_OK);
+        assert_true(a.exec_launch(exec, q) == CUDA_OK && a.mark_record(mark, q) == CUDA_OK);
+        while ((r = a.mark_query(mark)) == CUDA_NOT_READY)
+            usleep(100);
+        assert_int_equal(r, anew ? 719 : CUDA_OK);
+    }
+    assert_int_equal(cuda->violations, 1);
+    cuda->violations = 0;
+    a.exec_free(exec);
+    a.mark_free(mark);
+    a.memory_free(x, q);
+    a.host_unregister(to);
+    a.queue_free(q);
+    a.context_pop(&context);
+    a.context_release(0);
+    free(to);
+}
+
 static void a_buffer_may_be_bound_where_bytes_could_be(void **state) {
     if (cuda_skips() || !cuda)
         skip();
@@ -456,6 +563,9 @@ int main(void) {
         TEST(a_device_that_hangs_times_out),
         TEST(lists_that_come_again_are_graphs),
         TEST(no_graph_outlives_the_pages_it_copies_to),
+        TEST(arguments_of_a_dropped_graph_stay_until_they_are_there),
+        TEST(more_lists_in_turn_than_there_is_room_for_keep_the_first_ones_graphs),
+        TEST(a_graph_that_copies_to_pages_pinned_anew_fails_on_the_stand_in),
         TEST(a_buffer_may_be_bound_where_bytes_could_be),
         TEST(events_without_words),
         TEST(wraps_may_share_pages),

@@ -239,7 +239,7 @@ typedef struct sl_calibrate_options {
     size_t size;
     const sl_engine *engine;      /* opened with plan_only: its experts are read; or NULL */
     const char *directory;        /* then random bytes in a file of their own here, of which nothing stays */
-    double seconds;               /* at most, about; 0: 5 */
+    double seconds;               /* for all of it, at most, about; 0: 7 */
     const char *store;            /* as sl_engine_options.calibration */
     const char *system_root;      /* likewise */
     bool (*progress)(void *user); /* called between measurements; false: SL_ERR_CANCELLED. May be NULL */
@@ -267,6 +267,36 @@ typedef struct sl_calibrate_result {
 
 /* Measures, and keeps the result for engines opened later on models of the same disk. */
 SL_API bool sl_calibrate(const sl_calibrate_options *options, sl_calibrate_result *result, sl_error *err);
+
+/* What was measured of a machine: it is kept beside the calibrations, for machines of the same processor, number of
+ * cores and size of memory. Measuring is the caller's. */
+typedef struct sl_memory_rate {
+    int threads;
+    double rate; /* bytes per second read by all of them together */
+} sl_memory_rate;
+
+enum { SL_MEMORY_RATES = 12 };
+
+typedef struct sl_machine {
+    size_t size;
+    char cpu[128];    /* what the system says: the processor's model, */
+    int cores;        /* those that this process may run on, */
+    uint64_t memory;  /* and bytes of physical memory */
+    int64_t measured; /* seconds since 1970; 0: nothing is known of the rest */
+    int rate_count;
+    sl_memory_rate rates[SL_MEMORY_RATES]; /* of rising numbers of threads */
+    char gpu[128];                         /* its name; "": none */
+    double gpu_copy;                       /* bytes per second from the host to memory of its own; 0: it has none */
+    char stored[1024];                     /* the file that keeps it; "": none */
+} sl_machine;
+#define SL_MACHINE_INIT                                                                                                \
+    { .size = sizeof(sl_machine) }
+
+/* What the system says of this machine, and what is kept of it. store, system_root: as in sl_calibrate_options. false:
+ * nothing is known; the error is SL_OK where nothing is kept, else says what is wrong with the file. */
+SL_API bool sl_machine_look(const char *store, const char *system_root, sl_machine *out, sl_error *err);
+/* Keeps measured, rates and gpu of *m, and fills its `stored`. */
+SL_API bool sl_machine_keep(const char *store, const char *system_root, sl_machine *m, sl_error *err);
 
 /* ---- packs: a model rewritten for streaming --------------------------------------------------------------------- */
 

@@ -31,8 +31,7 @@ typedef struct bench_result {
     double copy_rate;       /* bytes per second to the memory of a GPU that has its own; 0: there is none */
     bench_prefill *prefill; /* [repeat]; NULL: none */
     bench_window *windows;  /* [repeat]; NULL: none */
-    sl_layer_stats *layers; /* [layer_count] of all windows; NULL: none */
-    size_t layer_count;
+    cli_layers layers;      /* of all windows */
 } bench_result;
 
 /* Tokens that a repetition of decode gave. */
@@ -41,10 +40,6 @@ static inline int bench_tokens(const bench_result *r) {
 }
 
 double bench_median(const double *values, int n);
-/* Adds the layers' figures since the last reset to the result's. */
-bool bench_add_layers(const sl_engine *e, bench_result *r, sl_error *err);
-json_t *bench_layers_json(const bench_result *r);
-void bench_print_layers(const bench_result *r);
 int bench_print(const sl_engine *e, const cli_args *a, const bench_result *r);
 
 #endif

@@ -168,7 +168,7 @@ static json_t *decode_json(const bench_result *r, const sl_engine_info *info) {
                      known(median_of(r, value_share_of_ideal)), "memory_read_bytes_per_second",
                      known(median_of(r, value_memory)), "weight_bytes_per_second",
                      known(r->sequences == 1 ? weight_rate(r, info) : -1), "gpu_memory", tiers_json(r), "repetitions",
-                     list, "layers", bench_layers_json(r));
+                     list, "layers", cli_layers_json(&r->layers));
 }
 
 static int print_json(const sl_engine *e, const bench_result *r) {
@@ -295,6 +295,6 @@ int bench_print(const sl_engine *e, const cli_args *a, const bench_result *r) {
     if (r->windows)
         print_decode(r, &info);
     if (a->per_layer)
-        bench_print_layers(r);
+        cli_layers_print(stdout, &r->layers, (double)bench_tokens(r) * r->repeat);
     return CLI_OK;
 }

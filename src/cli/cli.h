@@ -266,13 +266,30 @@ void cli_note_full(const cli_args *a, const cli_answer *answer, const char *then
 void cli_answer_free(cli_answer *answer);
 const char *cli_finish_name(sl_finish f);
 
-/* Figures of what ran since the last reset: text on a stream, or an object. */
-void cli_print_figures(FILE *f, const sl_engine *e);
-json_t *cli_figures_json(const sl_engine *e);
+/* Figures of what ran since the last reset: text on a stream, or an object. --layers: of every layer, too. */
+static inline bool cli_wants_figures(const cli_args *a) {
+    return a->timing || a->per_layer;
+}
+void cli_print_figures(FILE *f, const sl_engine *e, const cli_args *a);
+json_t *cli_figures_json(const sl_engine *e, const cli_args *a);
 json_t *cli_info_json(const sl_engine_info *info);
 /* What came from each of two disks; nothing, null where there is one. */
 void cli_print_disks(FILE *f, const sl_disk_stats disk[2], const sl_engine_info *info);
 json_t *cli_disks_json(const sl_disk_stats disk[2], const sl_engine_info *info);
+
+/* Sums of what each layer with experts hit, read and waited for. */
+typedef struct cli_layers {
+    sl_layer_stats *of; /* [count], allocated; NULL: none */
+    size_t count;
+} cli_layers;
+/* Adds the figures since the last reset. */
+bool cli_layers_add(const sl_engine *e, cli_layers *l, sl_error *err);
+void cli_layers_free(cli_layers *l);
+json_t *cli_layers_json(const cli_layers *l);
+/* A table; per token of `tokens`, but for rates and counts of guesses. */
+void cli_layers_print(FILE *f, const cli_layers *l, double tokens);
+/* All together, and the three that waited most. Nothing where no layer was asked for an expert. */
+void cli_layers_print_line(FILE *f, const cli_layers *l, double tokens);
 
 /* ---- measuring the machine --------------------------------------------------------------------------------------- */
 
@@ -287,6 +304,9 @@ typedef struct cli_machine_rates {
 uint64_t cli_spare_memory(uint64_t budget);
 /* Takes at most `spare` bytes, and gives them back. Fills memory_read and beyond_caches. */
 bool cli_measure_memory_read(int threads, uint64_t spare, cli_machine_rates *out, sl_error *err);
+/* The same for several numbers of threads, of which the last is the largest, in one area. rates[n]. */
+bool cli_measure_memory_rates(const int *threads, int n, uint64_t spare, double *rates, bool *beyond_caches,
+                              sl_error *err);
 /* Bytes per second from pinned memory of the host to the device's own; takes 32 MiB of each, and gives them back. */
 bool cli_measure_copy(const char *device, double *rate, sl_error *err);
 

@@ -142,7 +142,7 @@ static bool decode_window(bench *b, int index, sl_error *err) {
     w->tokens_per_second = bench_tokens(&b->r) / w->seconds;
     w->stats.size = sizeof w->stats;
     sl_engine_get_stats(b->e, &w->stats);
-    ok = ok && bench_add_layers(b->e, &b->r, err);
+    ok = ok && cli_layers_add(b->e, &b->r.layers, err);
     if (replay) {
         ok = ok && replay_window(b, w, err);
         sl_engine_trace(b->e, false);
@@ -303,7 +303,7 @@ int cli_bench(const cli_args *a) {
         status = CLI_INTERRUPTED;
     free(b.r.prefill);
     free(b.r.windows);
-    free(b.r.layers);
+    cli_layers_free(&b.r.layers);
     free(b.ids);
     free(b.logits);
     free(b.inputs);

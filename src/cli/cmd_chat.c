@@ -93,7 +93,7 @@ static void do_save(conversation *c, const char *rest) {
 }
 
 static void do_stats(conversation *c, const char *rest) {
-    cli_print_figures(stderr, c->engine);
+    cli_print_figures(stderr, c->engine, c->args);
     fprintf(stderr, "sequence  %d tokens\n", sl_seq_length(c->seq));
 }
 
@@ -169,8 +169,8 @@ static void end_answer(conversation *c, bool ok, const cli_answer *answer) {
         cli_note("stopped");
     else
         cli_note_full(c->args, answer, "/clear begins anew");
-    if (c->args->timing)
-        cli_print_figures(stderr, c->engine);
+    if (cli_wants_figures(c->args))
+        cli_print_figures(stderr, c->engine, c->args);
 }
 
 /* Takes a question without an answer out of the conversation again, and says so. */

@@ -7,22 +7,26 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { WARNINGS = 16, LOCKED_LITTLE = 64 << 20 };
 #define HARD_DISK 4e8 /* bytes per second that no hard disk reaches */
+#define BUSY      0.9
+/* All of it ends within ten seconds; a measurement that is under way is not cut off. */
+#define ALL_NS UINT64_C(9000000000)
 
 typedef struct doctor {
     const cli_args *args;
     bool has_model, measured;
     sl_engine_info info;
+    uint64_t end;                     /* when it should be over */
     sl_calibrate_result disk, mirror; /* mirror: with --mirror */
-    double memory_one, memory_all;    /* bytes per second */
+    sl_machine machine;
+    sl_error machine_error; /* why that is not kept */
     bool beyond_caches;
-    int cores;
-    uint64_t limit, physical;
+    uint64_t limit;
     char gpu[512]; /* its name, or why there is none */
-    bool has_gpu;
     char warning[WARNINGS][320];
     int warnings;
 } doctor;
@@ -69,8 +73,7 @@ static bool huge_pages_off(void) {
     return off;
 }
 
-static void warn_of_disk(doctor *d) {
-    const sl_calibrate_result *r = &d->disk;
+static void warn_of_disk(doctor *d, const sl_calibrate_result *r) {
     if (!r->direct_possible)
         warn(d, "%s (%s) refuses O_DIRECT: reads go through the page cache, which costs copies and memory",
              r->mount[0] ? r->mount : "this file system", r->type[0] ? r->type : "of unknown type");
@@ -81,20 +84,34 @@ static void warn_of_disk(doctor *d) {
     if (r->in_memory)
         warn(d, "%s (%s) lies in memory: the model's files take the memory that experts need", r->mount, r->type);
     if (!r->finished)
-        warn(d, "the disk is so slow that not everything was measured: the rest is as usual");
+        warn(d, "%s is so slow that not everything was measured: the rest is as usual",
+             r->source[0] ? r->source : "the disk");
     if (!r->stored[0])
         warn(d, "the result was not kept: %s", r->store_error.message);
 }
 
+static void warn_of_mirror(doctor *d) {
+    if (d->mirror.stored[0] && strcmp(d->mirror.stored, d->disk.stored) == 0)
+        warn(d, "the mirror lies on the same disk: nothing will be faster for it");
+    warn_of_disk(d, &d->mirror);
+}
+
 static void warn_of_machine(doctor *d) {
+    const sl_machine *m = &d->machine;
     struct rlimit lock;
     char a[16], b[16];
     if (d->has_model && d->limit < d->info.least_memory)
         warn(d, "this process may use %s, the model's least is %s: it does not run here", cli_size(d->limit, a),
              cli_size(d->info.least_memory, b));
-    if (d->limit < d->physical / 2)
+    if (d->limit < d->machine.memory / 2)
         warn(d, "a memory group limits this process to %s of the machine's %s", cli_size(d->limit, a),
-             cli_size(d->physical, b));
+             cli_size(d->machine.memory, b));
+    if (!d->machine.stored[0] && d->beyond_caches)
+        warn(d, "what was measured of the machine was not kept: %s", d->machine_error.message);
+    if (m->rates[m->rate_count - 1].rate < BUSY * m->rates[0].rate)
+        warn(d,
+             "memory was read more slowly on %d threads than on one: other programs are busy, so measure again later",
+             m->cores);
     if (geteuid() != 0 && getrlimit(RLIMIT_MEMLOCK, &lock) == 0 && lock.rlim_cur < LOCKED_LITTLE)
         warn(d, "RLIMIT_MEMLOCK is %s: io_uring cannot keep experts' memory registered, reads cost more processor time",
              cli_size(lock.rlim_cur, a));
@@ -116,57 +133,85 @@ static void find_gpu(doctor *d) {
     sl_error err = {0};
     o.cache_dir = "";
     sl_gpu *g = sl_gpu_open(&o, &err);
-    d->has_gpu = g != NULL;
     if (!g) {
         snprintf(d->gpu, sizeof d->gpu, "%.*s", (int)sizeof d->gpu - 1, err.message);
         return;
     }
     sl_gpu_get_info(g, &info);
     snprintf(d->gpu, sizeof d->gpu, "%s (%s, %s)", info.name, info.device, info.family);
+    snprintf(d->machine.gpu, sizeof d->machine.gpu, "%s", info.name);
     sl_gpu_close(g);
+    if (!info.unified && !cli_measure_copy(info.device, &d->machine.gpu_copy, &err))
+        warn(d, "%s: copies to its memory could not be measured: %s", info.name, err.message);
+}
+
+/* On one thread, two, four, ... and on all cores. */
+static int list_threads(int cores, int threads[SL_MEMORY_RATES]) {
+    int n = 0;
+    for (int t = 1; t < cores && n < SL_MEMORY_RATES - 1; t *= 2)
+        threads[n++] = t;
+    threads[n++] = cores;
+    return n;
 }
 
 static bool measure_memory(doctor *d, sl_error *err) {
-    cli_machine_rates one = {0}, all = {0};
-    uint64_t spare = cli_spare_memory(0) / 2;
+    sl_machine *m = &d->machine;
+    int threads[SL_MEMORY_RATES], n = list_threads(m->cores, threads);
+    double rates[SL_MEMORY_RATES];
     cli_status("measuring memory");
-    if (!cli_measure_memory_read(1, spare, &one, err) || !cli_measure_memory_read(d->cores, spare, &all, err))
+    if (!cli_measure_memory_rates(threads, n, cli_spare_memory(0) / 2, rates, &d->beyond_caches, err))
         return false;
-    d->memory_one = one.memory_read;
-    d->memory_all = all.memory_read;
-    d->beyond_caches = all.beyond_caches;
+    m->measured = (int64_t)time(NULL);
+    m->rate_count = n;
+    for (int i = 0; i < n; i++)
+        m->rates[i] = (sl_memory_rate){threads[i], rates[i]};
     return true;
 }
 
-/* Two disks share the time. */
-static bool measure_mirror(doctor *d, const sl_engine *e, sl_calibrate_options *o, sl_error *err) {
-    o->mirror = true;
-    d->mirror.size = sizeof d->mirror;
-    cli_status("measuring the mirror's disk");
-    return sl_calibrate(o, &d->mirror, err);
+/* What caches gave is too good to be kept. */
+static bool measure_machine(doctor *d, sl_error *err) {
+    d->machine = (sl_machine)SL_MACHINE_INIT;
+    sl_machine_look("", system_root(), &d->machine, NULL);
+    find_gpu(d);
+    if (!measure_memory(d, err))
+        return false;
+    if (d->beyond_caches)
+        sl_machine_keep(NULL, system_root(), &d->machine, &d->machine_error);
+    return true;
 }
 
-static bool measure_disk(doctor *d, const sl_engine *e, sl_error *err) {
-    enum { SHARED_SECONDS = 2 };
-    bool two = d->info.mirror[0];
+/* One of so many disks that are still to be measured: its share of the time that is left, of which the first may leave
+ * some to the second. */
+static bool measure_disk(doctor *d, sl_calibrate_options *o, int left, sl_calibrate_result *r, sl_error *err) {
+    uint64_t now = sl_now_ns();
+    o->seconds = now < d->end ? (double)(d->end - now) / 1e9 / left : 0;
+    o->seconds = o->seconds < 1 ? 1 : o->seconds;
+    r->size = sizeof *r;
+    return sl_calibrate(o, r, err);
+}
+
+static bool measure_disks(doctor *d, const sl_engine *e, sl_error *err) {
+    const char *mirror = d->args->mirror;
     sl_calibrate_options o = SL_CALIBRATE_OPTIONS_INIT;
-    o.seconds = two ? SHARED_SECONDS : 0;
     o.engine = e;
     o.directory = e ? NULL : d->args->operand[0];
     o.system_root = system_root();
     o.progress = go_on;
-    d->disk.size = sizeof d->disk;
     d->measured = true;
     cli_status("measuring the disk");
-    return sl_calibrate(&o, &d->disk, err) && (!two || measure_mirror(d, e, &o, err));
+    if (!measure_disk(d, &o, mirror ? 2 : 1, &d->disk, err))
+        return false;
+    if (!mirror)
+        return true;
+    cli_status("measuring the mirror's disk");
+    o.mirror = e != NULL;
+    o.directory = e ? NULL : mirror;
+    return measure_disk(d, &o, 1, &d->mirror, err);
 }
 
 static bool measure(doctor *d, const sl_engine *e, sl_error *err) {
-    d->cores = sl_cpu_count();
     d->limit = sl_memory_limit(NULL);
-    d->physical = sl_physical_memory();
-    find_gpu(d);
-    return measure_memory(d, err) && ((e && d->info.experts == 0) || measure_disk(d, e, err));
+    return measure_machine(d, err) && ((e && d->info.experts == 0) || measure_disks(d, e, err));
 }
 
 /* ---- table ------------------------------------------------------------------------------------------------------- */
@@ -219,13 +264,27 @@ static void print_choice(const sl_calibrate_result *r) {
                r->stored);
 }
 
-static int print_table(const doctor *d) {
+static void print_machine(const doctor *d) {
+    const sl_machine *m = &d->machine;
     char a[16], b[16];
-    printf("machine   %d cores, %s of memory of which this process may use %s\n", d->cores, cli_size(d->physical, a),
-           cli_size(d->limit, b));
-    printf("          memory reads %.1f GB/s on one thread, %.1f GB/s on %d%s\n", d->memory_one / 1e9,
-           d->memory_all / 1e9, d->cores, d->beyond_caches ? "" : " (within the caches: too good)");
-    printf("gpu       %s%s\n", d->has_gpu ? "" : "none: ", d->gpu);
+    printf("machine   %s, %d cores, %s of memory of which this process may use %s\n", m->cpu, m->cores,
+           cli_size(m->memory, a), cli_size(d->limit, b));
+    printf("          memory reads");
+    for (int i = 0; i < m->rate_count; i++)
+        printf("%s %.1f GB/s on %d", i ? "," : "", m->rates[i].rate / 1e9, m->rates[i].threads);
+    printf(" thread%s%s\n", m->cores > 1 ? "s" : "",
+           d->beyond_caches ? "" : " (within the caches: too good, not kept)");
+    printf("gpu       %s%s", m->gpu[0] ? "" : "none: ", d->gpu);
+    if (m->gpu_copy > 0)
+        printf(", its memory is filled at %.1f GB/s", m->gpu_copy / 1e9);
+    printf("\n          %d threads compute, one per core: --threads forces another number\n", m->cores);
+    if (m->stored[0])
+        printf("          Kept in %s: 'sluice plan' goes by it.\n", m->stored);
+}
+
+static int print_table(const doctor *d) {
+    char a[16];
+    print_machine(d);
     if (d->has_model)
         printf("model     %s: least memory %s\n", d->info.path, cli_size(d->info.least_memory, a));
     if (d->measured) {
@@ -265,14 +324,24 @@ static json_t *disk_json(const sl_calibrate_result *r) {
                      "chosen", way_json(&r->chosen), "tried", ways, "sizes", sizes, "stored", r->stored);
 }
 
+static json_t *machine_json(const doctor *d) {
+    const sl_machine *m = &d->machine;
+    json_t *rates = json_array();
+    for (int i = 0; i < m->rate_count; i++)
+        json_array_append_new(
+            rates, json_pack("{s:i, s:f}", "threads", m->rates[i].threads, "bytes_per_second", m->rates[i].rate));
+    return json_pack("{s:s, s:i, s:I, s:I, s:f, s:f, s:o, s:b, s:s, s:b, s:f, s:s}", "cpu", m->cpu, "cores", m->cores,
+                     "memory", (json_int_t)m->memory, "limit", (json_int_t)d->limit, "memory_read_one_thread",
+                     m->rates[0].rate, "memory_read", m->rates[m->rate_count - 1].rate, "memory_rates", rates,
+                     "beyond_caches", d->beyond_caches, "gpu", d->gpu, "has_gpu", m->gpu[0] != 0,
+                     "gpu_copy_bytes_per_second", m->gpu_copy, "stored", m->stored);
+}
+
 static int print_document(const doctor *d) {
     json_t *warnings = json_array();
     for (int i = 0; i < d->warnings; i++)
         json_array_append_new(warnings, json_string(d->warning[i]));
-    json_t *machine =
-        json_pack("{s:i, s:I, s:I, s:f, s:f, s:b, s:s, s:b}", "cores", d->cores, "memory", (json_int_t)d->physical,
-                  "limit", (json_int_t)d->limit, "memory_read_one_thread", d->memory_one, "memory_read", d->memory_all,
-                  "beyond_caches", d->beyond_caches, "gpu", d->gpu, "has_gpu", d->has_gpu);
+    json_t *machine = machine_json(d);
     return cli_print_json(json_pack(
         "{s:o, s:o, s:o, s:o, s:o}", "machine", machine, "model", d->has_model ? cli_info_json(&d->info) : json_null(),
         "disk", d->measured ? disk_json(&d->disk) : json_null(), "mirror",
@@ -293,12 +362,13 @@ static bool is_plain_directory(const char *path) {
     return !model;
 }
 
-static int doctor_with(const cli_args *a, const sl_engine *e) {
+static int doctor_with(const cli_args *a, const sl_engine *e, uint64_t end) {
     sl_error err = {0};
     doctor *d = calloc(1, sizeof *d);
     if (!d)
         return cli_complain(CLI_FAILED, "out of memory");
     d->args = a;
+    d->end = end;
     d->has_model = e != NULL;
     if (e)
         cli_get_info(e, &d->info);
@@ -307,7 +377,9 @@ static int doctor_with(const cli_args *a, const sl_engine *e) {
     cli_interrupt_end();
     cli_status_clear();
     if (ok && d->measured)
-        warn_of_disk(d);
+        warn_of_disk(d, &d->disk);
+    if (ok && d->mirror.chosen.rate > 0)
+        warn_of_mirror(d);
     if (ok)
         warn_of_machine(d);
     int status = ok ? (a->json ? print_document(d) : print_table(d)) : cli_report(&err);
@@ -317,12 +389,16 @@ static int doctor_with(const cli_args *a, const sl_engine *e) {
 
 int cli_doctor(const cli_args *a) {
     sl_error err = {0};
-    if (is_plain_directory(a->operand[0]))
-        return doctor_with(a, NULL);
+    uint64_t end = sl_now_ns() + ALL_NS;
+    if (is_plain_directory(a->operand[0])) {
+        if (a->mirror && !sl_path_is_dir(a->mirror))
+            return cli_complain(CLI_FAILED, "mirror: %s: a directory expected", a->mirror);
+        return doctor_with(a, NULL, end);
+    }
     sl_engine *e = cli_open(a, true, &err);
     if (!e)
         return cli_report(&err);
-    int status = doctor_with(a, e);
+    int status = doctor_with(a, e, end);
     cli_close(a, e);
     return status;
 }

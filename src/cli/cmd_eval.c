@@ -199,7 +199,7 @@ static json_t *result_json(sl_engine *e, const cli_args *a, const tally *t) {
         json_object_set_new(doc, "kl_mean", json_real(t->kl / (double)t->rows));
         json_object_set_new(doc, "top1_agreement", json_real((double)t->agree / (double)t->rows));
     }
-    json_object_set_new(doc, "figures", cli_figures_json(e));
+    json_object_set_new(doc, "figures", cli_figures_json(e, a));
     return doc;
 }
 
@@ -250,8 +250,8 @@ int cli_eval(const cli_args *a) {
     int status = ok ? print_result(e, &args, &t) : cli_report(&err);
     if (!ok && err.code == SL_ERR_CANCELLED)
         status = cli_stop_status();
-    if (ok && a->timing)
-        cli_print_figures(stderr, e);
+    if (ok && cli_wants_figures(a))
+        cli_print_figures(stderr, e, a);
     cli_close(a, e);
     reference_close(ref);
     return status;

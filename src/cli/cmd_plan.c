@@ -14,6 +14,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 typedef struct forecast {
     const char *name;
@@ -28,6 +29,7 @@ enum { HUGE_PAGES = 8 << 20 };
 typedef struct plan {
     sl_engine_info info;
     cli_machine_rates rates;
+    int64_t kept; /* rates.memory_read is as doctor kept it then, seconds since 1970; 0: it is measured now */
     sl_decode_cost cost;
     bool measured;         /* cost is measured, else a bound */
     bool reading_measured; /* a token with its reads is measured, too */
@@ -43,6 +45,29 @@ static bool below_cliff(const sl_engine_info *i) {
 static double share_of_experts(const sl_engine_info *i) {
     double all = (double)i->experts * i->moe_layers;
     return all > 0 && (double)i->slots < all ? (double)i->slots / all : 1;
+}
+
+/* As doctor kept it for this machine, where that was with as many threads. */
+static bool kept_memory_rate(plan *p) {
+    sl_machine m = SL_MACHINE_INIT;
+    sl_error err = {0};
+    if (!sl_machine_look(NULL, getenv("SLUICE_SYSTEM_ROOT"), &m, &err) && err.code != SL_OK)
+        cli_note("warning: %s; memory is measured anew ('sluice doctor' keeps it again)", err.message);
+    for (int i = 0; i < m.rate_count; i++)
+        if (m.rates[i].threads == p->info.threads) {
+            p->rates.memory_read = m.rates[i].rate;
+            p->rates.beyond_caches = true; /* else it is not kept */
+            p->kept = m.measured;
+            return true;
+        }
+    return false;
+}
+
+static bool find_memory_rate(plan *p, uint64_t spare, sl_error *err) {
+    if (kept_memory_rate(p))
+        return true;
+    cli_status("measuring memory");
+    return cli_measure_memory_read(p->info.threads, spare, &p->rates, err);
 }
 
 /* What computing a token takes; false: no more than a bound is known. */
@@ -151,11 +176,12 @@ static json_t *forecast_json(const forecast *f) {
 }
 
 static json_t *machine_json(const plan *p) {
-    return json_pack("{s:f, s:b, s:f, s:b, s:f, s:f, s:b, s:b}", "memory_read_bytes_per_second", p->rates.memory_read,
-                     "memory_beyond_caches", p->rates.beyond_caches, "disk_read_bytes_per_second", p->rates.disk_read,
-                     "disk_direct", p->rates.disk_direct, "dense_seconds_per_token", p->cost.dense_seconds,
-                     "expert_seconds_per_token", p->cost.expert_seconds, "computing_measured", p->measured,
-                     "reading_measured", p->reading_measured);
+    return json_pack("{s:f, s:b, s:o, s:f, s:b, s:f, s:f, s:b, s:b}", "memory_read_bytes_per_second",
+                     p->rates.memory_read, "memory_beyond_caches", p->rates.beyond_caches, "memory_kept_since",
+                     p->kept ? json_integer((json_int_t)p->kept) : json_null(), "disk_read_bytes_per_second",
+                     p->rates.disk_read, "disk_direct", p->rates.disk_direct, "dense_seconds_per_token",
+                     p->cost.dense_seconds, "expert_seconds_per_token", p->cost.expert_seconds, "computing_measured",
+                     p->measured, "reading_measured", p->reading_measured);
 }
 
 static int print_plan_json(const plan *p) {
@@ -193,7 +219,12 @@ static void print_forecast(const plan *p, const forecast *f) {
 
 static void print_machine(const plan *p) {
     const cli_machine_rates *m = &p->rates;
-    printf("machine   memory reads %.1f GB/s on %d threads%s\n", m->memory_read / 1e9, p->info.threads,
+    char kept[64] = "";
+    time_t when = (time_t)p->kept;
+    struct tm day;
+    if (p->kept && gmtime_r(&when, &day))
+        strftime(kept, sizeof kept, " (measured by doctor on %Y-%m-%d)", &day);
+    printf("machine   memory reads %.1f GB/s on %d threads%s%s\n", m->memory_read / 1e9, p->info.threads, kept,
            m->beyond_caches ? "" : " (measured within the caches, for want of memory: too good)");
     if (p->info.experts > 0)
         printf("          disk reads %.2f GB/s (%s, as layers ask for experts)\n", m->disk_read / 1e9,
@@ -235,8 +266,7 @@ static bool measure(sl_engine *e, plan *p, sl_error *err) {
     uint64_t spare = cli_spare_memory(i->memory);
     reading how = {.area = spare < 2 * AREA ? spare / 2 : AREA};
     how.area = how.area < 4 * BLOCK ? 4 * BLOCK : how.area;
-    cli_status("measuring memory");
-    bool ok = cli_measure_memory_read(i->threads, spare, &p->rates, err);
+    bool ok = find_memory_rate(p, spare, err);
     cli_status("measuring a token");
     /* More is touched of spans that lie in huge pages than was asked for. */
     how.room = spare > 2 * HUGE_PAGES ? spare - HUGE_PAGES : spare / 2;

@@ -38,7 +38,7 @@ static int print_answer_json(const sl_engine *e, const cli_args *a, const cli_an
                             ids_json(answer->ids, answer->count));
     if (answer->logprobs)
         json_object_set(doc, "logprobs", answer->logprobs);
-    json_object_set_new(doc, "figures", cli_figures_json(e));
+    json_object_set_new(doc, "figures", cli_figures_json(e, a));
     return cli_print_json(doc);
 }
 
@@ -58,8 +58,8 @@ static int answer_prompt(sl_engine *e, const cli_args *a, const int32_t *ids, si
         status = print_answer_json(e, a, &answer);
     if (status == CLI_OK)
         cli_note_full(a, &answer, "the answer may not be complete");
-    if (ok && a->timing)
-        cli_print_figures(stderr, e);
+    if (ok && cli_wants_figures(a))
+        cli_print_figures(stderr, e, a);
     cli_interrupt_end();
     cli_answer_free(&answer);
     return status;

@@ -49,9 +49,11 @@ const cli_command cli_commands[] = {
      1,
      1,
      "measure this machine, and how its disk is read fastest",
-     "Takes about ten seconds. Reads MODEL's experts, or random bytes in DIR of which nothing stays, in several ways, "
-     "and\n"
-     "keeps the fastest for all models on that disk. Says what will be used, why, and what hurts.",
+     "Takes less than ten seconds. Reads MODEL's experts, or random bytes in DIR of which nothing stays, in several "
+     "ways,\n"
+     "and keeps the fastest for all models on that disk; what it finds of memory and GPU it keeps for this machine. "
+     "Says\n"
+     "what will be used, why, and what hurts.",
      {cli_doctor_options, cli_json_options, cli_common_options},
      cli_doctor},
     {"bench",

@@ -103,7 +103,16 @@ json_t *cli_disks_json(const sl_disk_stats disk[2], const sl_engine_info *info) 
     return list;
 }
 
-void cli_print_figures(FILE *f, const sl_engine *e) {
+/* A line, or with --layers a table below all other figures. */
+static void print_layers(FILE *f, const sl_engine *e, const sl_stats *s, bool all) {
+    cli_layers layers = {0};
+    double tokens = (double)(s->prompt_tokens + s->decode_tokens);
+    if (cli_layers_add(e, &layers, NULL))
+        (all ? cli_layers_print : cli_layers_print_line)(f, &layers, tokens);
+    cli_layers_free(&layers);
+}
+
+void cli_print_figures(FILE *f, const sl_engine *e, const cli_args *a) {
     sl_stats s = get_stats(e);
     sl_engine_info info;
     char peak[16], budget[16], rss[16], given[16];
@@ -111,8 +120,10 @@ void cli_print_figures(FILE *f, const sl_engine *e) {
     cli_status_clear();
     print_speed(f, "prefill", s.prompt_tokens, s.prompt_ns);
     print_speed(f, "decode", s.decode_tokens, s.decode_ns);
-    if (info.experts > 0)
+    if (info.experts > 0) {
         print_experts(f, &s, &info);
+        print_layers(f, e, &s, false);
+    }
     cli_print_disks(f, s.disk, &info);
     print_phases(f, &s);
     print_device(f, &s);
@@ -129,6 +140,8 @@ void cli_print_figures(FILE *f, const sl_engine *e) {
     if (info.experts > 0)
         fprintf(f, ", %d of %d experts per token, reader %s", info.experts_per_token, info.experts, info.reader);
     fprintf(f, "%s%s\n", info.approximation[0] ? "; APPROXIMATION: " : "", info.approximation);
+    if (a->per_layer)
+        print_layers(f, e, &s, true);
     fflush(f);
 }
 
@@ -151,7 +164,15 @@ static json_t *phases_json(const sl_stats *s) {
                      seconds(s->time_head_ns), "all", seconds(s->gpu_phase_ns));
 }
 
-json_t *cli_figures_json(const sl_engine *e) {
+/* null without --layers. */
+static json_t *layers_json(const sl_engine *e, bool wanted) {
+    cli_layers layers = {0};
+    json_t *list = wanted && cli_layers_add(e, &layers, NULL) ? cli_layers_json(&layers) : json_null();
+    cli_layers_free(&layers);
+    return list;
+}
+
+json_t *cli_figures_json(const sl_engine *e, const cli_args *a) {
     sl_stats s = get_stats(e);
     sl_engine_info info;
     cli_get_info(e, &info);
@@ -163,7 +184,7 @@ json_t *cli_figures_json(const sl_engine *e) {
                     : json_null();
     return json_pack(
         "{s:o, s:o, s:I, s:f, s:f, s:I, s:f, s:f, s:I, s:I, s:o, s:I, s:f, s:I, s:I, s:I, s:s, s:s, s:i, s:s, s:s, "
-        "s:i, s:s, s:o}", //
+        "s:i, s:s, s:o, s:o}", //
         "device", device, "vram", vram_json(&s, &info), "prefill_tokens", (json_int_t)s.prompt_tokens,
         "prefill_seconds", seconds(s.prompt_ns), "prefill_tokens_per_second",
         ratio((double)s.prompt_tokens, seconds(s.prompt_ns)), //
@@ -176,5 +197,5 @@ json_t *cli_figures_json(const sl_engine *e) {
         (json_int_t)s.rss_peak, //
         "numeric", info.numeric, "isa", info.isa, "threads", info.threads, "kv_type", info.kv_type, "reader",
         info.reader, "experts_per_token", info.experts_per_token, "approximation", info.approximation, "disks",
-        cli_disks_json(s.disk, &info));
+        cli_disks_json(s.disk, &info), "layers", layers_json(e, a->per_layer));
 }

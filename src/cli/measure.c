@@ -9,7 +9,7 @@
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-enum { MEMORY_MOST = 256 << 20, MEMORY_LEAST = 1 << 20, MEMORY_ROUNDS = 5, GRAIN = 1 << 15 };
+enum { MEMORY_MOST = 256 << 20, MEMORY_LEAST = 1 << 20, MEMORY_ROUNDS = 5, GRAIN = 1 << 15, MOST_THREADS = 1024 };
 
 uint64_t cli_spare_memory(uint64_t budget) {
     enum { SLACK = 4 << 20 }; /* stacks of threads, page tables, and by how much the measured size is off */
@@ -51,7 +51,7 @@ static uint64_t cache_bytes(int threads) {
 
 typedef struct memory_job {
     const uint64_t *words;
-    uint64_t sums[1024];
+    uint64_t sums[MOST_THREADS];
 } memory_job;
 
 /* Four sums, so that additions do not wait for each other: the loop is as fast as loads are. */
@@ -69,32 +69,44 @@ static void sum_words(void *ctx, int64_t begin, int64_t end, int worker) {
     job->sums[worker] += a + b + c + d;
 }
 
-bool cli_measure_memory_read(int threads, uint64_t spare, cli_machine_rates *out, sl_error *err) {
-    uint64_t bytes = spare < MEMORY_MOST ? spare / 4096 * 4096 : MEMORY_MOST, best = UINT64_MAX;
+static double best_rate(memory_job *job, uint64_t bytes, sl_pool *pool) {
+    uint64_t best = UINT64_MAX;
+    for (int i = 0; i < MEMORY_ROUNDS; i++) {
+        uint64_t began = sl_now_ns();
+        sl_pool_run(pool, (int64_t)(bytes / sizeof *job->words), GRAIN, sum_words, job);
+        uint64_t took = sl_now_ns() - began;
+        best = took < best ? took : best;
+    }
+    /* The sums must be wanted, or the loop is none. */
+    if (job->sums[0] == 1)
+        best++;
+    return (double)bytes * 1e9 / (double)(best ? best : 1);
+}
+
+bool cli_measure_memory_rates(const int *threads, int n, uint64_t spare, double *rates, bool *beyond_caches,
+                              sl_error *err) {
+    uint64_t bytes = spare < MEMORY_MOST ? spare / 4096 * 4096 : MEMORY_MOST;
     bytes = bytes < MEMORY_LEAST ? MEMORY_LEAST : bytes;
     memory_job *job = calloc(1, sizeof *job);
     uint64_t *words = take_pages(bytes);
-    int64_t n = (int64_t)(bytes / sizeof *words);
-    sl_pool *pool = job && words ? sl_pool_new(threads < 1024 ? threads : 1024, err) : NULL;
-    if (pool) {
+    bool ok = (job && words) || sl_fail(err, SL_ERR_MEMORY, "out of memory for measuring memory");
+    if (ok) {
         memset(words, 1, bytes);
         job->words = words;
-        for (int i = 0; i < MEMORY_ROUNDS; i++) {
-            uint64_t began = sl_now_ns();
-            sl_pool_run(pool, n, GRAIN, sum_words, job);
-            uint64_t took = sl_now_ns() - began;
-            best = took < best ? took : best;
-        }
-        /* The sums must be wanted, or the loop is none. */
-        if (job->sums[0] == 1)
-            best++;
-    } else if (!job || !words) {
-        sl_fail(err, SL_ERR_MEMORY, "out of memory for measuring memory");
     }
-    sl_pool_free(pool);
+    for (int i = 0; ok && i < n; i++) {
+        sl_pool *pool = sl_pool_new(threads[i] < MOST_THREADS ? threads[i] : MOST_THREADS, err);
+        ok = pool != NULL;
+        if (ok)
+            rates[i] = best_rate(job, bytes, pool);
+        sl_pool_free(pool);
+    }
     give_pages(words, bytes);
     free(job);
-    out->memory_read = (double)bytes / ((double)best / 1e9);
-    out->beyond_caches = bytes >= 2 * cache_bytes(threads);
-    return pool != NULL;
+    *beyond_caches = bytes >= 2 * cache_bytes(threads[n - 1]);
+    return ok;
+}
+
+bool cli_measure_memory_read(int threads, uint64_t spare, cli_machine_rates *out, sl_error *err) {
+    return cli_measure_memory_rates(&threads, 1, spare, &out->memory_read, &out->beyond_caches, err);
 }

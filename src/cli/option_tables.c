@@ -87,7 +87,9 @@ const cli_option cli_sampling_options[] = {
     END};
 
 const cli_option cli_figure_options[] = {
-    {"timing", 0, CLI_FLAG, AT(timing), 0, 0, NULL, "print speed, hit rate, bytes read and memory on standard error"},
+    {"timing", 0, CLI_FLAG, AT(timing), 0, 0, NULL,
+     "print speed, hit rate, bytes read, the layers that waited most and memory on standard error"},
+    {"layers", 0, CLI_FLAG, AT(per_layer), 0, 0, NULL, "the same with a table of every layer's hits, reads and waits"},
     END};
 
 const cli_option cli_doctor_options[] = {MIRROR, END};

@@ -46,8 +46,11 @@ static int expert_burst(void *user, bool direct, sl_read *reads, int max) {
 
 /* ---- calibration ------------------------------------------------------------------------------------------------ */
 
-enum { AREA = 64 << 20, LEAST_AREA = 8 << 20, TEMPORARY = 256 << 20, CACHED = 32 << 20 };
-#define DEFAULT_SECONDS 5.0
+enum { AREA = 64 << 20, LEAST_AREA = 8 << 20, TEMPORARY = 256 << 20, CACHED = 32 << 20, LEAST_CACHED = 1 << 20 };
+#define DEFAULT_SECONDS 7.0
+/* The search takes some 53 rounds, of which some last longer; single sizes take eight. */
+enum { SEARCH_ROUNDS = 66, ALL_ROUNDS = 76, ROUND_MOST_NS = 80000000, ROUND_LEAST_NS = 10000000 };
+#define WRITE_MOST_NS UINT64_C(1500000000)
 
 typedef struct calibration_run {
     sl_calibrate_options o;
@@ -58,6 +61,7 @@ typedef struct calibration_run {
     const sl_file *file;
     sl_calibration c;
     sl_calibrate_result *r;
+    uint64_t limit, end; /* nanoseconds, and when they are over */
 } calibration_run;
 
 static uint64_t area_bytes(void) {
@@ -69,7 +73,8 @@ static bool open_source(calibration_run *x, sl_error *err) {
     enum { LEAST = 512 << 10, MOST = 3 << 20 };
     const sl_engine *e = x->o.engine;
     if (!e) {
-        x->temporary = sl_random_file(x->o.directory, TEMPORARY, x->o.progress, x->o.progress_user, err);
+        uint64_t writing = x->limit / 5 < WRITE_MOST_NS ? x->limit / 5 : WRITE_MOST_NS;
+        x->temporary = sl_random_file(x->o.directory, TEMPORARY, writing, x->o.progress, x->o.progress_user, err);
         if (!x->temporary)
             return false;
         x->file = x->temporary;
@@ -103,16 +108,37 @@ static sl_read_way public_way(const sl_tried *t) {
     return w;
 }
 
+static uint64_t time_left(const calibration_run *x) {
+    uint64_t now = sl_now_ns();
+    return now < x->end ? x->end - now : 0;
+}
+
+/* Rounds as long as the time allows, and bursts that end within one. They are grown to it: before a disk is known to be
+ * slow it is not asked for what would take it seconds. */
+static bool fit_meter(calibration_run *x, sl_error *err) {
+    sl_reading first = {SL_READER_PREAD, x->file->direct_fd >= 0, 8, 512 << 10};
+    uint64_t round = time_left(x) / ALL_ROUNDS, began, took;
+    int most = x->meter.most;
+    double rate = 0;
+    x->meter.round_ns = 1; /* one burst */
+    x->meter.most = 1;
+    do {
+        x->meter.most = 2 * x->meter.most < most ? 2 * x->meter.most : most;
+        began = sl_now_ns();
+        if (!sl_disk_meter_measure(&x->meter, &first, &rate, err))
+            return false;
+        took = sl_now_ns() - began;
+    } while (x->meter.most < most && took < round);
+    x->meter.round_ns = round < ROUND_LEAST_NS ? ROUND_LEAST_NS : round < ROUND_MOST_NS ? round : ROUND_MOST_NS;
+    x->meter.most = most;
+    sl_disk_meter_fit(&x->meter, rate);
+    return true;
+}
+
 static bool search_ways(calibration_run *x, sl_error *err) {
     sl_calibrator c = {sl_disk_meter_measure, sl_disk_meter_now, sl_disk_meter_go_on, &x->meter};
-    double seconds = x->o.seconds > 0 ? x->o.seconds : DEFAULT_SECONDS, rate = 0;
-    sl_reading first = {SL_READER_PREAD, x->file->direct_fd >= 0, 8, 512 << 10};
-    uint64_t began = sl_now_ns(), limit = (uint64_t)(seconds * 1e9);
-    if (!sl_disk_meter_measure(&x->meter, &first, &rate, err))
-        return false;
-    sl_disk_meter_fit(&x->meter, rate);
-    uint64_t took = sl_now_ns() - began;
-    if (!sl_calibrate_search(&c, x->file->direct_fd >= 0, took < limit ? limit - took : 0, &x->c, err))
+    uint64_t limit = time_left(x) * SEARCH_ROUNDS / ALL_ROUNDS;
+    if (!fit_meter(x, err) || !sl_calibrate_search(&c, x->file->direct_fd >= 0, limit, &x->c, err))
         return false;
     x->c.measured = (int64_t)time(NULL);
     x->c.read_bytes = x->meter.reads ? x->meter.bytes / x->meter.reads : 0;
@@ -126,14 +152,14 @@ static bool search_ways(calibration_run *x, sl_error *err) {
     return true;
 }
 
-/* Whole reads of one size, alone and as deep as chosen. */
+/* Whole reads of one size, alone and as deep as chosen; as many sizes as there is time for. */
 static bool measure_sizes(calibration_run *x, sl_error *err) {
     static const uint64_t sizes[SL_READ_SIZES] = {16 << 10, 128 << 10, 1 << 20, 4 << 20};
     sl_burst_fn burst = x->meter.burst;
     void *user = x->meter.user;
     sl_reading how = x->c.chosen.how;
     bool ok = true;
-    for (int i = 0; ok && i < SL_READ_SIZES && sizes[i] <= x->file->size / 4; i++) {
+    for (int i = 0; ok && i < SL_READ_SIZES && sizes[i] <= x->file->size / 4 && time_left(x) > 0; i++) {
         sl_random_reads reads = {x->file, sizes[i], sizes[i], 1};
         sl_read_size *s = &x->r->sizes[x->r->size_count++];
         x->meter.burst = sl_random_reads_burst;
@@ -152,9 +178,11 @@ static bool measure_sizes(calibration_run *x, sl_error *err) {
     return ok;
 }
 
-/* The second of two reads of the same bytes through the page cache. */
+/* The second of two reads of the same bytes through the page cache; as many as the disk gives in a moment. */
 static bool measure_cached(calibration_run *x, sl_error *err) {
     uint64_t n = x->meter.area_bytes < CACHED ? x->meter.area_bytes : CACHED;
+    double moment = x->c.chosen.rate * (double)x->limit / 40e9;
+    n = moment > LEAST_CACHED && moment < (double)n ? (uint64_t)moment : moment <= LEAST_CACHED ? LEAST_CACHED : n;
     n = x->file->size < n ? x->file->size : n;
     bool ok = sl_file_read(x->file, 0, x->meter.area, n, err);
     uint64_t began = sl_now_ns();
@@ -206,6 +234,8 @@ bool sl_calibrate(const sl_calibrate_options *options, sl_calibrate_result *resu
         return false;
     if (!x.o.engine == !x.o.directory)
         return sl_fail(err, SL_ERR_ARGUMENT, "calibrate: an engine or a directory expected");
+    x.limit = (uint64_t)((x.o.seconds > 0 ? x.o.seconds : DEFAULT_SECONDS) * 1e9);
+    x.end = sl_now_ns() + x.limit;
     x.meter.go_on = x.o.progress;
     x.meter.go_on_user = x.o.progress_user;
     bool ok = run_calibration(&x, err);

@@ -74,12 +74,17 @@ static void remember(sl_calibration *out, const sl_tried *t) {
     out->count += at == out->count;
 }
 
+/* Where time runs out on the way, the result is not finished. */
 static bool measure_round(search *s, contest *t, int round, sl_error *err) {
-    for (int k = 0; k < t->n; k++) {
+    for (int k = 0; k < t->n && s->out->finished; k++) {
         int i = (k + round) % t->n; /* nobody is always measured behind the same one */
         sl_error e = {0};
         if (!s->c->go_on(s->c->user))
             return sl_fail(err, SL_ERR_CANCELLED, "calibration: stopped");
+        if (s->c->now(s->c->user) >= s->end) {
+            s->out->finished = false;
+            break;
+        }
         if (t->gone[i] || s->c->measure(s->c->user, &t->how[i], &t->rate[i][round], &e))
             continue;
         if (e.code != SL_ERR_UNSUPPORTED) {
@@ -100,14 +105,11 @@ static bool beats(const sl_tried *a, const sl_tried *b) {
 /* Interleaved rounds over the candidates; *winner becomes the fastest of those that clearly beat the first. Where time
  * runs out before all rounds are done, the first stays. */
 static bool hold(search *s, contest *t, int rounds, sl_tried *winner, sl_error *err) {
-    for (int r = 0; r < rounds; r++) {
-        if (s->c->now(s->c->user) >= s->end) {
-            s->out->finished = false;
-            return true;
-        }
+    for (int r = 0; r < rounds && s->out->finished; r++)
         if (!measure_round(s, t, r, err))
             return false;
-    }
+    if (!s->out->finished)
+        return true;
     if (t->gone[0])
         return sl_fail(err, SL_ERR_UNSUPPORTED, "calibration: %s stopped working", sl_reader_kind_name(t->how[0].kind));
     sl_tried first = summary(t, 0, rounds);

@@ -1,5 +1,5 @@
 /* Private to experts and engine: how the disk under a model is read fastest: the search, its result on disk, and the
- * choice made from it.
+ * choice made from it; and what was measured of the machine, kept likewise.
  *
  * A reading is searched one axis after the other from the usual one; what is not clearly faster is not taken, so the
  * defaults stay where noise is all there is. Results are kept per device (the disk, not the model). */
@@ -77,7 +77,7 @@ typedef struct sl_disk_meter {
     uint8_t *area;
     uint64_t area_bytes;
     int most;              /* reads of a burst: fewer on a slow disk */
-    uint64_t round_ns;     /* a round lasts so long, or one burst */
+    uint64_t round_ns;     /* a round lasts about so long, or one burst */
     uint64_t bytes, reads; /* so far */
 } sl_disk_meter;
 
@@ -87,7 +87,7 @@ void sl_disk_meter_close(sl_disk_meter *m);
 bool sl_disk_meter_measure(void *user, const sl_reading *how, double *rate, sl_error *err);
 uint64_t sl_disk_meter_now(void *user);
 bool sl_disk_meter_go_on(void *user);
-/* Makes bursts as small as a disk of this rate wants them. */
+/* Makes bursts so small that a disk of this rate ends one within a round. */
 void sl_disk_meter_fit(sl_disk_meter *m, double rate);
 
 /* Bursts of random reads over a file. */
@@ -98,8 +98,10 @@ typedef struct sl_random_reads {
 int sl_random_reads_burst(void *user, bool direct, sl_read *reads, int max);
 
 /* A file of random bytes in a directory, without a name once it is open: nothing is left whatever ends the program.
- * Up to `bytes`, fewer on a slow disk. */
-sl_file *sl_random_file(const char *directory, uint64_t bytes, bool (*go_on)(void *user), void *user, sl_error *err);
+ * Up to `bytes`; on a slow disk what is written in limit_ns, or 16 MiB if that takes less than three times as
+ * long. */
+sl_file *sl_random_file(const char *directory, uint64_t bytes, uint64_t limit_ns, bool (*go_on)(void *user), void *user,
+                        sl_error *err);
 
 /* ---- results on disk --------------------------------------------------------------------------------------------- */
 
@@ -108,6 +110,39 @@ char *sl_calibration_path(const char *directory, const sl_disk *disk);
 bool sl_calibration_save(const char *path, const sl_disk *disk, const sl_calibration *c, sl_error *err);
 /* false with SL_OK: there is none. Otherwise the error says what is wrong with the file. Does not fill `tried`. */
 bool sl_calibration_load(const char *path, const sl_disk *disk, sl_calibration *out, sl_error *err);
+
+/* ---- the machine ------------------------------------------------------------------------------------------------- */
+
+enum { MACHINE_TEXT = 128, MACHINE_RATES = 12 };
+
+/* What decides how fast memory is read; what of it another machine has differently is another machine. */
+typedef struct sl_machine_id {
+    char cpu[MACHINE_TEXT]; /* its model */
+    int cores;              /* that this process may run on */
+    uint64_t memory;        /* physical bytes; the id counts GiB: kernels keep some MB more or fewer to themselves */
+    char text[MACHINE_TEXT + 64];
+} sl_machine_id;
+
+typedef struct sl_machine_memory {
+    int threads;
+    double rate; /* bytes per second read by all of them together */
+} sl_machine_memory;
+
+typedef struct sl_machine_figures {
+    int64_t measured; /* seconds since 1970 */
+    int count;
+    sl_machine_memory memory[MACHINE_RATES]; /* of rising numbers of threads */
+    char gpu[MACHINE_TEXT];                  /* its name; "": none */
+    double gpu_copy;                         /* bytes per second from the host to memory of its own; 0: it has none */
+} sl_machine_figures;
+
+/* root: as for sl_disk_of. */
+void sl_machine_identify(const char *root, sl_machine_id *out);
+/* directory/machine-HASH.json; allocated. */
+char *sl_machine_path(const char *directory, const sl_machine_id *id);
+bool sl_machine_save(const char *path, const sl_machine_id *id, const sl_machine_figures *f, sl_error *err);
+/* As sl_calibration_load. */
+bool sl_machine_load(const char *path, const sl_machine_id *id, sl_machine_figures *out, sl_error *err);
 
 /* ---- the choice -------------------------------------------------------------------------------------------------- */
 

@@ -11,11 +11,10 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-enum { BLOCK = 4096, HUGE_PAGE = 2 << 20, WRITE_STEP = 4 << 20, FLUSH_STEPS = 8, LEAST_FILE = 32 << 20 };
-#define ROUND_NS      80000000u
-#define WRITE_NS      1500000000u
-#define DISK_LEFT     (UINT64_C(64) << 20) /* stays free on the disk */
-#define BURST_SECONDS 0.15
+enum { BLOCK = 4096, HUGE_PAGE = 2 << 20, WRITE_STEP = 4 << 20, FLUSH_STEPS = 8, LEAST_FILE = 16 << 20 };
+#define ROUND_NS     80000000u
+#define DISK_LEFT    (UINT64_C(64) << 20) /* stays free on the disk */
+#define BURST_ROUNDS 0.9
 
 /* splitmix64 */
 static uint64_t next_random(uint64_t *state) {
@@ -59,7 +58,7 @@ bool sl_disk_meter_go_on(void *user) {
 
 void sl_disk_meter_fit(sl_disk_meter *m, double rate) {
     double mean = m->reads ? (double)m->bytes / (double)m->reads : 0,
-           fit = mean > 0 ? rate * BURST_SECONDS / mean : m->most;
+           fit = mean > 0 ? rate * BURST_ROUNDS * (double)m->round_ns / 1e9 / mean : m->most;
     if (fit < m->most)
         m->most = fit < 1 ? 1 : (int)fit;
 }
@@ -117,12 +116,13 @@ bool sl_disk_meter_measure(void *user, const sl_reading *how, double *rate, sl_e
         return false;
     if (r->add_memory)
         r->add_memory(r, m->area, m->area_bytes);
-    uint64_t began = sl_now_ns(), took = 0, bytes = 0, burst;
-    do {
+    uint64_t began = sl_now_ns(), took = 0, bytes = 0, burst, last;
+    do { /* another burst, as long as that brings the time nearer to a round's */
+        last = took;
         burst = run_burst(m, r, e);
         bytes += burst;
         took = sl_now_ns() - began;
-    } while (burst > 0 && took < m->round_ns);
+    } while (burst > 0 && took + (took - last) / 2 < m->round_ns);
     r->close(r);
     *rate = (double)bytes * 1e9 / (double)(took ? took : 1);
     return burst > 0;
@@ -165,50 +165,98 @@ static bool write_all(int fd, const uint8_t *from, size_t n) {
     return true;
 }
 
+static bool cannot_write(const char *directory, sl_error *err) {
+    return sl_fail_errno(err, SL_ERR_IO, errno, "%s: cannot write a file to measure the disk with", directory);
+}
+
+/* Whether what was written so far is brought to the disk, so that a slow one is seen in time: after 4, 8, 16 and 32
+ * MiB, then every 32. */
+static bool flush_now(uint64_t steps) {
+    return steps % FLUSH_STEPS == 0 || (steps < FLUSH_STEPS && (steps & (steps - 1)) == 0);
+}
+
 /* Random bytes: a disk that compresses or leaves out zeros would flatter itself. */
-static bool write_random(int fd, const char *directory, uint64_t bytes, bool (*go_on)(void *user), void *user,
-                         uint64_t *written, sl_error *err) {
-    uint64_t state = sl_now_ns(), end = state + WRITE_NS;
+static bool write_random(int fd, const char *directory, uint64_t bytes, uint64_t limit_ns, bool (*go_on)(void *user),
+                         void *user, uint64_t *written, sl_error *err) {
+    uint64_t state = sl_now_ns(), end = state + limit_ns;
     uint64_t *block = malloc(WRITE_STEP);
     bool ok = block || sl_fail(err, SL_ERR_MEMORY, "calibration: out of memory");
     for (*written = 0; ok && *written < bytes; *written += WRITE_STEP) {
-        if (*written >= LEAST_FILE && sl_now_ns() >= end)
+        uint64_t now = sl_now_ns();
+        if ((*written >= LEAST_FILE && now >= end) || (*written > 0 && now >= end + 2 * limit_ns))
             break;
         for (int i = 0; i < WRITE_STEP / 8; i++)
             block[i] = next_random(&state) | 1;
         if (go_on && !go_on(user))
             ok = sl_fail(err, SL_ERR_CANCELLED, "calibration: stopped");
         else if (!write_all(fd, (const uint8_t *)block, WRITE_STEP) ||
-                 (*written / WRITE_STEP % FLUSH_STEPS == FLUSH_STEPS - 1 && fsync(fd) != 0))
-            ok = sl_fail_errno(err, SL_ERR_IO, errno, "%s: cannot write a file to measure the disk with", directory);
+                 (flush_now(*written / WRITE_STEP + 1) && fsync(fd) != 0))
+            ok = cannot_write(directory, err);
     }
     free(block);
-    if (ok && fsync(fd) != 0)
-        ok = sl_fail_errno(err, SL_ERR_IO, errno, "%s: cannot write a file to measure the disk with", directory);
-    return ok;
+    return ok && (fsync(fd) == 0 || cannot_write(directory, err));
 }
 
-sl_file *sl_random_file(const char *directory, uint64_t bytes, bool (*go_on)(void *user), void *user, sl_error *err) {
-    if (!has_room(directory, bytes, err))
-        return NULL;
-    char *path = sl_asprintf("%s/.sluice-doctor-XXXXXX", directory);
-    int fd = path ? mkstemp(path) : -1;
-    if (fd < 0) {
-        sl_fail_errno(err, SL_ERR_IO, errno, "%s: cannot create a file to measure the disk with", directory);
-        free(path);
-        return NULL;
-    }
-    sl_file *f = sl_file_open(path, err);
-    unlink(path);
+/* A file without a name from the beginning, where the file system has such: a kill at any moment leaves nothing. */
+static int open_nameless(const char *directory) {
+#ifdef O_TMPFILE
+    return open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+#else
+    return -1;
+#endif
+}
+
+/* The path at which another descriptor of an open file is had; allocated. */
+static char *path_of(int fd) {
+    return sl_asprintf("/proc/self/fd/%d", fd);
+}
+
+/* *fd: to write; the file: to read. */
+static sl_file *open_temporary(const char *directory, int *fd, sl_error *err) {
+    char *path = (*fd = open_nameless(directory)) >= 0 ? path_of(*fd) : NULL;
+    sl_file *f = path ? sl_file_open(path, NULL) : NULL;
     free(path);
-    uint64_t written = 0;
-    if (f && !write_random(fd, directory, bytes, go_on, user, &written, err)) {
-        sl_file_close(f);
-        f = NULL;
+    if (f)
+        return f;
+    if (*fd >= 0)
+        close(*fd);
+    path = sl_asprintf("%s/.sluice-doctor-XXXXXX", directory);
+    *fd = path ? mkstemp(path) : -1;
+    if (*fd >= 0) {
+        f = sl_file_open(path, err);
+        unlink(path);
+        if (!f)
+            close(*fd);
+    } else {
+        sl_fail_errno(err, SL_ERR_IO, errno, "%s: cannot create a file to measure the disk with", directory);
     }
-    close(fd);
+    free(path);
+    return f;
+}
+
+/* In messages it is the directory's file. */
+static void name_after(sl_file *f, const char *directory) {
+    char *name = sl_asprintf("%s (a file without a name)", directory);
+    if (name) {
+        free(f->path);
+        f->path = name;
+    }
+}
+
+sl_file *sl_random_file(const char *directory, uint64_t bytes, uint64_t limit_ns, bool (*go_on)(void *user), void *user,
+                        sl_error *err) {
+    int fd = -1;
+    uint64_t written = 0;
+    sl_file *f = has_room(directory, bytes, err) ? open_temporary(directory, &fd, err) : NULL;
     if (!f)
         return NULL;
+    name_after(f, directory);
+    bool ok = write_random(fd, directory, bytes, limit_ns, go_on, user, &written, err);
+    close(fd);
+    if (!ok) {
+        sl_file_close(f);
+        return NULL;
+    }
     f->size = written;
     experts_file_prepare(f);
     sl_file_drop(f, 0, f->size);

@@ -1,17 +1,11 @@
 /* Results of calibration on disk: one small JSON file per disk. What is read from there decides how fast experts come,
  * never what they are; still every field is checked, as readers and memory are sized by it. */
-#include "experts/calibrate.h"
+#include "experts/calibrate_doc.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <jansson.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <xxhash.h>
 
-enum { VERSION = 1, MOST_BYTES = 64 << 10, MOST_DEPTH = 4096, MOST_THREADS = 256 };
+enum { VERSION = 1, MOST_DEPTH = 4096, MOST_THREADS = 256 };
 #define MOST_PIECE (UINT64_C(1) << 30)
 
 char *sl_calibration_path(const char *directory, const sl_disk *disk) {
@@ -37,33 +31,10 @@ static json_t *calibration_json(const sl_disk *d, const sl_calibration *c) {
 }
 
 bool sl_calibration_save(const char *path, const sl_disk *disk, const sl_calibration *c, sl_error *err) {
-    json_t *doc = calibration_json(disk, c);
-    char *text = doc ? json_dumps(doc, JSON_INDENT(1)) : NULL;
-    json_decref(doc);
-    if (!text)
-        return sl_fail(err, SL_ERR_MEMORY, "%s: out of memory", path);
-    bool ok = sl_replace_file(path, text, strlen(text), err);
-    free(text);
-    return ok;
+    return calibrate_doc_save(path, calibration_json(disk, c), err);
 }
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
-
-static bool take_int(const json_t *o, const char *name, int64_t least, int64_t most, int64_t *out, sl_error *err) {
-    const json_t *v = json_object_get(o, name);
-    if (!json_is_integer(v))
-        return sl_fail(err, SL_ERR_FORMAT, "%s: a whole number expected", name);
-    *out = json_integer_value(v);
-    return (*out >= least && *out <= most) || sl_fail(err, SL_ERR_FORMAT, "%s: %lld, expected %lld to %lld", name,
-                                                      (long long)*out, (long long)least, (long long)most);
-}
-
-static bool take_rate(const json_t *o, const char *name, double *out, sl_error *err) {
-    const json_t *v = json_object_get(o, name);
-    *out = json_number_value(v);
-    return (json_is_number(v) && *out >= 0 && *out < 1e15) ||
-           sl_fail(err, SL_ERR_FORMAT, "%s: bytes per second expected", name);
-}
 
 static bool take_tried(const json_t *doc, const char *name, sl_tried *t, sl_error *err) {
     const json_t *o = json_object_get(doc, name);
@@ -75,10 +46,11 @@ static bool take_tried(const json_t *doc, const char *name, sl_tried *t, sl_erro
         return sl_fail(err, SL_ERR_FORMAT, "%s: direct: true or false expected", name);
     t->how.kind = strcmp(reader, "uring") == 0 ? SL_READER_URING : SL_READER_PREAD;
     t->how.direct = json_is_true(json_object_get(o, "direct"));
-    if (!take_int(o, "depth", 1, t->how.kind == SL_READER_URING ? MOST_DEPTH : MOST_THREADS, &depth, err) ||
-        !take_int(o, "piece_bytes", 4096, MOST_PIECE, &piece, err) || !take_int(o, "rounds", 0, 1000, &rounds, err) ||
-        !take_rate(o, "bytes_per_second", &t->rate, err) || !take_rate(o, "least", &t->least, err) ||
-        !take_rate(o, "most", &t->most, err))
+    if (!calibrate_take_int(o, "depth", 1, t->how.kind == SL_READER_URING ? MOST_DEPTH : MOST_THREADS, &depth, err) ||
+        !calibrate_take_int(o, "piece_bytes", 4096, MOST_PIECE, &piece, err) ||
+        !calibrate_take_int(o, "rounds", 0, 1000, &rounds, err) ||
+        !calibrate_take_rate(o, "bytes_per_second", &t->rate, err) ||
+        !calibrate_take_rate(o, "least", &t->least, err) || !calibrate_take_rate(o, "most", &t->most, err))
         return sl_fail_prefix(err, "%s", name);
     if (piece % 4096)
         return sl_fail(err, SL_ERR_FORMAT, "%s: piece_bytes: %lld, a multiple of 4096 expected", name,
@@ -89,51 +61,24 @@ static bool take_tried(const json_t *doc, const char *name, sl_tried *t, sl_erro
     return true;
 }
 
-static bool take_document(const json_t *doc, const sl_disk *disk, sl_calibration *out, sl_error *err) {
+static bool take_calibration(const json_t *doc, const void *key, void *result, sl_error *err) {
+    const sl_disk *disk = key;
+    sl_calibration *out = result;
     int64_t version = 0, bytes = 0;
     const char *id = json_string_value(json_object_get(doc, "disk"));
-    if (!take_int(doc, "sluice_calibration", VERSION, VERSION, &version, err))
+    if (!calibrate_take_int(doc, "sluice_calibration", VERSION, VERSION, &version, err))
         return false;
     if (!id || strcmp(id, disk->id) != 0)
         return sl_fail(err, SL_ERR_FORMAT, "disk: \"%s\" expected, found \"%s\"", disk->id, id ? id : "");
     *out = (sl_calibration){.finished = json_is_true(json_object_get(doc, "finished"))};
-    if (!take_int(doc, "measured", 0, INT64_MAX, &out->measured, err) ||
-        !take_int(doc, "read_bytes", 0, INT64_MAX, &bytes, err) || !take_tried(doc, "usual", &out->usual, err) ||
-        !take_tried(doc, "chosen", &out->chosen, err))
+    if (!calibrate_take_int(doc, "measured", 0, INT64_MAX, &out->measured, err) ||
+        !calibrate_take_int(doc, "read_bytes", 0, INT64_MAX, &bytes, err) ||
+        !take_tried(doc, "usual", &out->usual, err) || !take_tried(doc, "chosen", &out->chosen, err))
         return false;
     out->read_bytes = (uint64_t)bytes;
     return true;
 }
 
-/* The file's text. Not what is no plain file: a FIFO would be waited for. */
-static char *read_file(const char *path, size_t *size, sl_error *err) {
-    struct stat st;
-    if (stat(path, &st) != 0) {
-        if (errno != ENOENT && errno != ENOTDIR)
-            sl_fail_errno(err, SL_ERR_IO, errno, "%s: cannot open", path);
-        return NULL;
-    }
-    if (!S_ISREG(st.st_mode))
-        return sl_fail_null(err, SL_ERR_FORMAT, "%s: not a plain file", path);
-    return sl_read_text(path, MOST_BYTES, size, err);
-}
-
 bool sl_calibration_load(const char *path, const sl_disk *disk, sl_calibration *out, sl_error *err) {
-    size_t size = 0;
-    json_error_t why;
-    *err = (sl_error){0};
-    char *text = read_file(path, &size, err);
-    if (!text)
-        return false;
-    json_t *doc = json_loadb(text, size, JSON_REJECT_DUPLICATES, &why);
-    free(text);
-    bool ok = json_is_object(doc) && take_document(doc, disk, out, err);
-    if (!doc)
-        sl_fail(err, SL_ERR_FORMAT, "%s: line %d: %s", path, why.line, why.text);
-    else if (!ok && err->code == SL_OK)
-        sl_fail(err, SL_ERR_FORMAT, "%s: an object expected", path);
-    else if (!ok)
-        sl_fail_prefix(err, "%s", path);
-    json_decref(doc);
-    return ok;
+    return calibrate_doc_load(path, take_calibration, disk, out, err);
 }

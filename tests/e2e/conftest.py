@@ -175,3 +175,11 @@ def smollm2():
 def demo_model(models, smollm2):
     """smollm2 with every FFN split into 16 experts."""
     return models.make("demo.gguf", lambda path: [TOOLS / "split_experts.py", path, "--input", smollm2])
+
+
+@pytest.fixture(scope="session")
+def kill_at(repo, tmp_path_factory):
+    """The path of a library that kills a program at its Nth change of a file."""
+    out = tmp_path_factory.mktemp("kill") / "kill_at.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", out, repo / "tests/e2e/support/kill_at.c", "-ldl"], check=True)
+    return out

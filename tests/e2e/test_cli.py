@@ -208,6 +208,27 @@ def test_timing_prints_every_figure_on_stderr(run, small):
     assert "tokens/s" not in done.stdout
 
 
+def test_timing_names_the_layers_that_waited_most_and_layers_shows_all(run, small):
+    ask = ("run", small, "hello", "-n", 10, "--ignore-eos", "--max-slots", 30)
+    done = run(*ask, "--timing")
+    (line,) = [x for x in done.stderr.splitlines() if x.startswith("layers ")]
+    found = re.fullmatch(r"layers    6 with experts, hit rates ([0-9.]+) to ([0-9.]+) %; per token ([0-9.]+) read, ([0-9.]+) ms waited; most by layer (.*)", line)
+    worst = re.findall(r"(\d+) \(([0-9.]+) %, ([0-9.]+), ([0-9.]+) ms\)", found[5])
+    least, most, read, waited = (float(x) for x in found.groups()[:4])
+    assert 1 <= len(worst) <= 3 and len({w[0] for w in worst}) == len(worst) and all(least <= float(w[1]) <= most for w in worst)
+    waits = [float(w[3]) for w in worst]
+    assert waits == sorted(waits, reverse=True) and sum(waits) <= waited + 0.05 and sum(float(w[2]) for w in worst) <= read + 0.1
+    assert "ms waited   guessed" not in done.stderr, "no table unasked"
+    whole = run(*ask, "--layers").stderr
+    rows = re.findall(r"^ +(\d+) +([0-9.]+) %", whole[whole.index("ms waited   guessed") :], re.M)
+    assert [int(r[0]) for r in rows] == list(range(6)) and "tokens/s" in whole
+    figures = json.loads(run(*ask, "--json", "--layers").stdout)["figures"]
+    assert [x["layer"] for x in figures["layers"]] == list(range(6))
+    for total, part in [("expert_hits", "hits"), ("expert_misses", "misses"), ("bytes_read", "bytes_read")]:
+        assert sum(x[part] for x in figures["layers"]) == figures[total]
+    assert json.loads(run(*ask, "--json").stdout)["figures"]["layers"] is None
+
+
 def test_sampling_depends_on_the_seed_only(run, stories_gguf):
     def sample(*options):
         return run("run", stories_gguf, PROMPT, "--raw", "-n", 40, "--temp", 1.2, "--top-p", 0.95, *options).stdout

@@ -146,14 +146,6 @@ def test_every_expert_is_one_aligned_read(run, smol, tmp_path):
 # ---- whatever stops it ------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def kill_at(repo, tmp_path_factory):
-    """The path of a library that kills a program at its Nth change of a file."""
-    out = tmp_path_factory.mktemp("kill") / "kill_at.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", out, repo / "tests/e2e/support/kill_at.c", "-ldl"], check=True)
-    return out
-
-
 def killed(sluice, kill_at, at, *args, count=None):
     env = os.environ | {"LD_PRELOAD": str(kill_at), "KILL_AT": str(at), "ASAN_OPTIONS": "verify_asan_link_order=0"}
     if count:

@@ -84,7 +84,7 @@ static void warn_of_disk(doctor *d, const sl_calibrate_result *r) {
     if (r->in_memory)
         warn(d, "%s (%s) lies in memory: the model's files take the memory that experts need", r->mount, r->type);
     if (!r->finished)
-        warn(d, "%s is so slow that not everything was measured: the rest is as usual",
+        warn(d, "%s is so slow, or the machine so busy, that not everything was measured: the rest is as usual",
              r->source[0] ? r->source : "the disk");
     if (!r->stored[0])
         warn(d, "the result was not kept: %s", r->store_error.message);

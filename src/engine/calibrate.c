@@ -62,6 +62,9 @@ typedef struct calibration_run {
     sl_calibration c;
     sl_calibrate_result *r;
     uint64_t limit, end; /* nanoseconds, and when they are over */
+    uint64_t search_end;
+    double rate; /* of the usual way, for a first idea */
+    int rounds;  /* of the search, so far */
 } calibration_run;
 
 static uint64_t area_bytes(void) {
@@ -119,26 +122,46 @@ static bool fit_meter(calibration_run *x, sl_error *err) {
     sl_reading first = {SL_READER_PREAD, x->file->direct_fd >= 0, 8, 512 << 10};
     uint64_t round = time_left(x) / ALL_ROUNDS, began, took;
     int most = x->meter.most;
-    double rate = 0;
     x->meter.round_ns = 1; /* one burst */
     x->meter.most = 1;
     do {
         x->meter.most = 2 * x->meter.most < most ? 2 * x->meter.most : most;
         began = sl_now_ns();
-        if (!sl_disk_meter_measure(&x->meter, &first, &rate, err))
+        if (!sl_disk_meter_measure(&x->meter, &first, &x->rate, err))
             return false;
         took = sl_now_ns() - began;
     } while (x->meter.most < most && took < round);
     x->meter.round_ns = round < ROUND_LEAST_NS ? ROUND_LEAST_NS : round < ROUND_MOST_NS ? round : ROUND_MOST_NS;
     x->meter.most = most;
-    sl_disk_meter_fit(&x->meter, rate);
+    sl_disk_meter_fit(&x->meter, x->rate);
     return true;
 }
 
+static bool go_on_searching(void *user) {
+    return sl_disk_meter_go_on(&((calibration_run *)user)->meter);
+}
+
+/* One round of the search; where others took longer than they should have, on a busy machine or a disk with moods, it
+ * is shorter, so that all of them find time. */
+static bool measure_in_time(void *user, const sl_reading *how, double *rate, sl_error *err) {
+    calibration_run *x = user;
+    uint64_t now = sl_now_ns(), left = now < x->search_end ? x->search_end - now : 0,
+             more = x->rounds < SEARCH_ROUNDS ? (uint64_t)(SEARCH_ROUNDS - x->rounds) : 1, round = left / more;
+    x->rounds++;
+    if (round < x->meter.round_ns / 5 * 4 && x->meter.round_ns > ROUND_LEAST_NS) {
+        x->meter.round_ns = round < ROUND_LEAST_NS ? ROUND_LEAST_NS : round;
+        sl_disk_meter_fit(&x->meter, x->rate);
+    }
+    return sl_disk_meter_measure(&x->meter, how, rate, err);
+}
+
 static bool search_ways(calibration_run *x, sl_error *err) {
-    sl_calibrator c = {sl_disk_meter_measure, sl_disk_meter_now, sl_disk_meter_go_on, &x->meter};
-    uint64_t limit = time_left(x) * SEARCH_ROUNDS / ALL_ROUNDS;
-    if (!fit_meter(x, err) || !sl_calibrate_search(&c, x->file->direct_fd >= 0, limit, &x->c, err))
+    sl_calibrator c = {measure_in_time, sl_disk_meter_now, go_on_searching, x};
+    x->search_end = sl_now_ns() + time_left(x) * SEARCH_ROUNDS / ALL_ROUNDS;
+    if (!fit_meter(x, err))
+        return false;
+    uint64_t now = sl_now_ns(), limit = now < x->search_end ? x->search_end - now : 0;
+    if (!sl_calibrate_search(&c, x->file->direct_fd >= 0, limit, &x->c, err))
         return false;
     x->c.measured = (int64_t)time(NULL);
     x->c.read_bytes = x->meter.reads ? x->meter.bytes / x->meter.reads : 0;

@@ -145,7 +145,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "readers DIRECTORY [--mib N] [--ms N] [--rounds N] [--burst N]\n");
         return 2;
     }
-    sl_file *f = sl_random_file(o.directory, o.file_bytes, NULL, NULL, &err);
+    sl_file *f = sl_random_file(o.directory, o.file_bytes, UINT64_MAX / 4, NULL, NULL, &err);
     int status = f && run(&o, f, &err) ? 0 : fail(o.directory, &err);
     sl_file_close(f);
     return status;

@@ -320,21 +320,24 @@ static uint64_t default_budget(const engine_plan *p, uint64_t share, uint64_t li
     return share < p->least && p->least <= limit ? p->least : share;
 }
 
-/* Fills e->plan. With plan_only a default budget that is too small is no error: info is asked for the least. */
+/* Fills e->plan. */
 static bool make_plan(sl_engine *e, const engine_plan_input *in, sl_error *err) {
     uint64_t limit = memory_limit(e), share = spare_memory(e);
     sl_error ignored = {0};
+    char asked[32], may[32];
     if (e->options.memory) {
         if (e->options.memory > limit)
-            sl_logf(&e->log, SL_LOG_WARN, "memory: a budget of %llu bytes is more than the %llu this process may use",
-                    (unsigned long long)e->options.memory, (unsigned long long)limit);
+            sl_logf(&e->log, SL_LOG_WARN, "memory: a budget of %s is more than the %s this process may use",
+                    engine_size_text(asked, sizeof asked, e->options.memory), engine_size_text(may, sizeof may, limit));
         return engine_plan_make(in, e->options.memory, &e->plan, err);
     }
     engine_plan_make(in, share, &e->plan, &ignored);
-    bool ok = engine_plan_make(in, default_budget(&e->plan, share, limit), &e->plan, &ignored);
-    if (!ok && err && !(e->options.plan_only && ignored.code == SL_ERR_BUDGET))
-        *err = ignored;
-    return ok || (e->options.plan_only && ignored.code == SL_ERR_BUDGET);
+    return engine_plan_make(in, default_budget(&e->plan, share, limit), &e->plan, err);
+}
+
+/* A default budget that is too small is no error where nothing is to run: info is asked for the least. */
+static bool only_too_small(const sl_engine *e, const sl_error *err) {
+    return e->options.plan_only && !e->options.memory && err->code == SL_ERR_BUDGET;
 }
 
 static bool plan_budget(sl_engine *e, const numerics *n, bool direct, sl_kv_layout *kv, sl_error *err) {
@@ -365,6 +368,7 @@ static bool plan_budget(sl_engine *e, const numerics *n, bool direct, sl_kv_layo
         /* What is called the least runs: where the chunk's scratch is what does not fit, a smaller one will. */
         while (!(ok = make_plan(e, &in, err)) && e->plan.budget >= e->plan.least && shrink_chunk(e, n, &in))
             ;
+        ok = ok || only_too_small(e, err);
     }
     ok = ok && engine_device_plan(e, &in, err);
     e->scratch_bytes = in.scratch;

@@ -1,5 +1,6 @@
 """--memory auto: the budget follows what the machine has left, and slots are given back when others need memory. Answers stay the same."""
 
+import json
 import os
 import re
 import subprocess
@@ -48,6 +49,20 @@ def test_auto_budget_leaves_what_others_hold(run, wide, tmp_path, monkeypatch):
         said = run("info", wide, "--json").stdout
         budgets.append(int(re.search(r'"memory": (\d+)', said).group(1)) >> 20)
     assert budgets[0] == 12000 and 3000 < budgets[1] < 4000 and budgets[2] < 1000
+
+
+def test_where_the_least_is_all_there_is_info_and_plan_name_the_slots_that_run_has(run, tmp_path, monkeypatch):
+    # the chunk of a prompt is then smaller than usual: without that nothing would be left for experts
+    model = tmp_path / "resident.gguf"
+    run("synth", "small-qwen3-moe", model, "--format", "f32-gguf", "--experts", 4, "--layers", 60)
+    least = json.loads(run("info", model, "--json").stdout)["least_memory"] >> 20
+    machine(tmp_path, least + 2, least + 8)
+    monkeypatch.setenv("SLUICE_SYSTEM_ROOT", str(tmp_path))
+    info = json.loads(run("info", model, "--json").stdout)
+    plan = json.loads(run("plan", model, "--json").stdout)["model"]
+    ran = run("run", model, "--raw", "a", "-n", 1, "--timing").stderr
+    assert info["slots"] == plan["slots"] == int(re.search(r"slots for (\d+) of", ran).group(1)) > 0
+    model.unlink()
 
 
 def test_slots_are_given_back_under_pressure_and_the_answer_is_the_same(run, sluice, wide, tmp_path, monkeypatch):

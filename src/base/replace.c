@@ -1,7 +1,8 @@
 /* Small files that are there whole or as they were: what the program keeps for later runs.
  *
- * Bytes are written under PATH.part first. There is one such name for a file, and who writes has it locked: what a
- * killed program leaves is taken over by the next one, so that however many are killed there is never more than one. */
+ * Bytes are written under PATH.sluice-part first. There is one such name for a file, and who writes has it locked: what
+ * a killed program leaves is taken over by the next one, so that however many are killed there is never more than one.
+ */
 #include "base/base.h"
 
 #include <errno.h>
@@ -66,7 +67,7 @@ static int open_part(const char *part) {
 
 /* Where locks or that name cannot be had, a name of its own. *part: its name, allocated. */
 static int begin(const char *path, char **part) {
-    *part = sl_asprintf("%s.part", path);
+    *part = sl_asprintf("%s.sluice-part", path);
     int fd = *part ? open_part(*part) : -1;
     if (fd >= 0 || !*part || errno == EBUSY)
         return fd;
@@ -91,9 +92,20 @@ static bool write_all(int fd, const char *bytes, size_t n) {
     return fsync(fd) == 0;
 }
 
-bool sl_replace_file(const char *path, const void *bytes, size_t n, sl_error *err) {
+/* The file that is replaced, which links may lead to; a device or a directory is not. Allocated. */
+static char *find_target(const char *path, sl_error *err) {
+    struct stat st;
+    char *real = lstat(path, &st) == 0 && S_ISLNK(st.st_mode) ? realpath(path, NULL) : sl_strdup(path);
+    if (!real)
+        return sl_fail_errno(err, SL_ERR_IO, errno, "%s: cannot write", path), NULL;
+    if (stat(real, &st) != 0 || S_ISREG(st.st_mode))
+        return real;
+    free(real);
+    return sl_fail_null(err, SL_ERR_IO, "%s: not a plain file: it is not replaced", path);
+}
+
+static bool replace(const char *path, const void *bytes, size_t n, sl_error *err) {
     char *part = NULL;
-    make_directories(path);
     int fd = begin(path, &part);
     bool ok = fd >= 0 && write_all(fd, bytes, n) && rename(part, path) == 0;
     int saved = errno;
@@ -103,4 +115,12 @@ bool sl_replace_file(const char *path, const void *bytes, size_t n, sl_error *er
         close(fd);
     free(part);
     return ok || sl_fail_errno(err, SL_ERR_IO, saved, "%s: cannot write", path);
+}
+
+bool sl_replace_file(const char *path, const void *bytes, size_t n, sl_error *err) {
+    make_directories(path);
+    char *target = find_target(path, err);
+    bool ok = target && replace(target, bytes, n, err);
+    free(target);
+    return ok;
 }

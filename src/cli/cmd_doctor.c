@@ -73,13 +73,21 @@ static bool huge_pages_off(void) {
     return off;
 }
 
+/* A model's small experts come slowly from any disk. */
+static double best_rate(const sl_calibrate_result *r) {
+    double best = r->chosen.rate;
+    for (int i = 0; i < r->size_count; i++)
+        best = r->sizes[i].deep > best ? r->sizes[i].deep : best;
+    return best;
+}
+
 static void warn_of_disk(doctor *d, const sl_calibrate_result *r) {
     if (!r->direct_possible)
         warn(d, "%s (%s) refuses O_DIRECT: reads go through the page cache, which costs copies and memory",
              r->mount[0] ? r->mount : "this file system", r->type[0] ? r->type : "of unknown type");
     if (r->network)
         warn(d, "%s is a network file system (%s): a local disk is several times as fast", r->mount, r->type);
-    if (r->rotational == 1 && r->chosen.rate < HARD_DISK) /* virtual disks say so too */
+    if (r->rotational == 1 && best_rate(r) < HARD_DISK) /* virtual disks say so too */
         warn(d, "%s is a hard disk: far too slow for experts", r->source);
     if (r->in_memory)
         warn(d, "%s (%s) lies in memory: the model's files take the memory that experts need", r->mount, r->type);
@@ -246,7 +254,9 @@ static void print_disk(const doctor *d, const char *name, const sl_calibrate_res
 
 static void print_choice(const sl_calibrate_result *r) {
     print_way("use", &r->chosen);
-    if (same_way(&r->usual, &r->chosen))
+    if (same_way(&r->usual, &r->chosen) && !r->finished)
+        printf("          This is the default: time ran out before another was found and confirmed to be faster.\n");
+    else if (same_way(&r->usual, &r->chosen))
         printf("          This is the default: nothing else was clearly faster (by 5 %% and in more than a lucky "
                "round).\n");
     else

@@ -235,7 +235,8 @@ void sl_reading_choose(const sl_reading_wish *w, const sl_calibration *stored, s
     if (!open)
         snprintf(why, size, "as asked for");
     else if (r)
-        snprintf(why, size, "as calibrated for this disk: %.2f GB/s", stored->chosen.rate / 1e9);
+        snprintf(why, size, "as calibrated for this disk: %.2f GB/s in reads of %llu KiB", stored->chosen.rate / 1e9,
+                 (unsigned long long)(stored->read_bytes + 1023) / 1024);
     else if (stored)
         snprintf(why, size, "defaults: this disk was calibrated for %s with%s O_DIRECT",
                  sl_reader_kind_name(stored->chosen.how.kind), stored->chosen.how.direct ? "" : "out");

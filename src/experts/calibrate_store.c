@@ -55,6 +55,8 @@ static bool take_tried(const json_t *doc, const char *name, sl_tried *t, sl_erro
     if (piece % 4096)
         return sl_fail(err, SL_ERR_FORMAT, "%s: piece_bytes: %lld, a multiple of 4096 expected", name,
                        (long long)piece);
+    if (t->rate < 1)
+        return sl_fail(err, SL_ERR_FORMAT, "%s: bytes_per_second: %g, 1 or more expected", name, t->rate);
     t->how.depth = (int)depth;
     t->how.piece_bytes = (uint64_t)piece;
     t->rounds = (int)rounds;

@@ -158,7 +158,7 @@ def test_a_doctor_killed_at_any_point_of_keeping_leaves_nothing_that_hurts(sluic
         for at in points:
             doctor_killed(sluice, kill_at, tmp_path, name, at)
             left = sorted(p.name for p in cache.iterdir() if name in p.name)
-            assert len(left) == 1 and left[0].endswith(".part"), "one file, however many were killed"
+            assert len(left) == 1 and left[0].endswith(".sluice-part"), "one file, however many were killed"
             done = plan(cache / "x", "--json")
             assert done.stderr == "" and (memory_of(done)[0] is None) == (name == "machine-")
     run("doctor", tmp_path / "dir", env=environment(tmp_path / "cache"))
@@ -176,7 +176,7 @@ def test_a_hot_list_killed_at_any_point_is_the_old_one_or_none(sluice, run, mode
             before = hot.read_bytes() if hot.exists() else None
             done = subprocess.run([str(a) for a in (sluice, *ask)], env=env, capture_output=True, text=True, timeout=60)
             assert done.returncode == -signal.SIGKILL and done.stderr == "", (round, at, done)
-            assert [p.name for p in (tmp_path / "h").iterdir() if p != hot] == ["hot.part"], (round, at)
+            assert [p.name for p in (tmp_path / "h").iterdir() if p != hot] == ["hot.sluice-part"], (round, at)
             assert (hot.read_bytes() if hot.exists() else None) == before
         done = run(*ask)
         assert done.stdout == expected and done.stderr == "" and [p.name for p in (tmp_path / "h").iterdir()] == ["hot"]

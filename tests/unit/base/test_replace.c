@@ -143,7 +143,7 @@ static void several_writers_at_once_do_not_mix(void **state) {
 static void what_others_put_there_is_left_alone(void **state) {
     const char *dir = *state;
     sl_error err = {0};
-    char *path = sl_path_join(dir, "kept"), *part = sl_path_join(dir, "kept.part");
+    char *path = sl_path_join(dir, "kept"), *part = sl_path_join(dir, "kept.sluice-part");
     char *victim = dir_write(dir, "victim", "unharmed", 8);
     for (int i = 0; i < 4; i++) {
         if (i == 0)
@@ -171,7 +171,7 @@ static void what_others_put_there_is_left_alone(void **state) {
 static void a_writer_that_never_ends_is_not_waited_for_for_ever(void **state) {
     const char *dir = *state;
     sl_error err = {0};
-    char *path = sl_path_join(dir, "kept"), *part = dir_write(dir, "kept.part", "x", 1);
+    char *path = sl_path_join(dir, "kept"), *part = dir_write(dir, "kept.sluice-part", "x", 1);
     assert_true(sl_replace_file(path, "old", 3, &err));
     int fd = open(part, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
@@ -184,6 +184,29 @@ static void a_writer_that_never_ends_is_not_waited_for_for_ever(void **state) {
     assert_int_equal(names_in(dir), 1);
     free(part);
     free(path);
+}
+
+static void links_are_followed_and_what_is_no_plain_file_stays(void **state) {
+    const char *dir = *state;
+    sl_error err = {0};
+    struct stat st;
+    char *file = dir_write(dir, "file", "old", 3), *link = sl_path_join(dir, "link"), *fifo = sl_path_join(dir, "fifo");
+    assert_int_equal(symlink("file", link), 0);
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    assert_true(write_letter(link, 'c', &err));
+    check_whole(file);
+    assert_true(lstat(link, &st) == 0 && S_ISLNK(st.st_mode));
+    assert_false(write_letter(fifo, 'c', &err));
+    assert_non_null(strstr(err.message, "not a plain file"));
+    assert_true(lstat(fifo, &st) == 0 && S_ISFIFO(st.st_mode));
+    assert_int_equal(unlink(link), 0);
+    assert_int_equal(symlink("nowhere", link), 0);
+    assert_false(write_letter(link, 'c', &err));
+    assert_non_null(strstr(err.message, link));
+    assert_int_equal(names_in(dir), 3);
+    free(fifo);
+    free(link);
+    free(file);
 }
 
 static void where_nothing_can_be_written_it_says_so(void **state) {
@@ -208,6 +231,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(several_writers_at_once_do_not_mix, set_up, tear_down),
         cmocka_unit_test_setup_teardown(what_others_put_there_is_left_alone, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_writer_that_never_ends_is_not_waited_for_for_ever, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(links_are_followed_and_what_is_no_plain_file_stays, set_up, tear_down),
         cmocka_unit_test_setup_teardown(where_nothing_can_be_written_it_says_so, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -13,9 +13,13 @@ def text(x, y, s, anchor="middle", size=13, colour="#222"):
 
 
 def ticks_of(low, high):
-    """1, 2, 5 times powers of ten within the range."""
+    """1, 2, 5 times powers of ten within the range; finer steps where these would leave an axis with fewer than three numbers."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    return [m * 10.0**e for e in range(first, last + 1) for m in (1, 2, 5) if low <= m * 10.0**e * 1.0001 and m * 10.0**e <= high * 1.0001]
+    for steps in ((1, 2, 5), range(1, 10), [n / 10 for n in range(10, 100)]):
+        ticks = [m * 10.0**e for e in range(first, last + 1) for m in steps if low <= m * 10.0**e * 1.0001 and m * 10.0**e <= high * 1.0001]
+        if len(ticks) >= 3:
+            break
+    return ticks
 
 
 def draw(title, series):

@@ -29,6 +29,16 @@ def test_quick_run_measures_every_cell_and_draws_them(sluice, tmp_path):
     assert not list(tmp_path.glob("*.gguf")), "models are removed"
 
 
+def test_an_axis_has_numbers_however_alike_the_speeds_are():
+    sys.path.insert(0, str(SCRIPT.parent))
+    import curve
+    for low, high in ((2.9, 3.0), (0.031, 0.052), (11, 45), (1, 900)):
+        drawing = ElementTree.fromstring(curve.draw("t", [("s", "flat", "ours", [(1, low), (2, high)])]))
+        side = [float(e.text) for e in drawing.iter() if e.get("text-anchor") == "end"]
+        assert 3 <= len(side) <= 25 and side == sorted(set(side))
+        assert min(side) >= low / 1.31 and max(side) <= high * 1.31
+
+
 def test_results_so_far_are_not_measured_again(tmp_path):
     sys.path.insert(0, str(SCRIPT.parent))
     import streaming

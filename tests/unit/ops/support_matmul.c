@@ -162,7 +162,8 @@ uint64_t matmul_run_grouped(matmul_kind *kind, rng *r, const kernel_variant *v, 
     kernel_format f = kernel_variant_format(v);
     int32_t n = rows * top_k, projection = down ? 2 : 1;
     int32_t *chosen = malloc((size_t)n * 4), *pairs = malloc((size_t)n * 4);
-    sl_pair_tile tiles[16];
+    sl_pair_tile tiles[32];
+    assert_true(n / (int32_t)kind->tokens + EXPERTS <= (int32_t)SL_COUNT(tiles));
     uint32_t counts[2] = {list_pairs(kind, r, rows, top_k, chosen, pairs, tiles), (uint32_t)n};
     kernel_experts m = {0};
     kernel_experts_add(&m, w, projection, v->align);

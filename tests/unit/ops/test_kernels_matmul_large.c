@@ -41,7 +41,9 @@ static void experts_are_grouped(void **state) {
         matmul_run_grouped(&large, &r, &matmul_variants[i], 1 + rng_below(&r, 40),
                            kernel_variant_cols(&r, &matmul_variants[i], 260), 3 + rng_below(&r, 5),
                            1 + (int32_t)(i % 2), i % 2, i % 3 == 0);
-    matmul_run_grouped(&large, &r, &matmul_variants[3], 70, 64, 45, 2, true, true);
+    /* more pairs an expert than a tile has rows */
+    matmul_run_grouped(&large, &r, &matmul_variants[3], 70, 64, 170, 2, true, true);
+    matmul_run_grouped(&large, &r, &matmul_variants[8], 30, 256, 190, 2, false, false);
 }
 
 /* An element's products are added in the same order whatever the tile is, so that a device may choose by the number of
@@ -53,8 +55,8 @@ static void bits_are_those_of_small_tiles(void **state) {
             matmul_variants[i], 140, kernel_variant_cols(&a, &matmul_variants[i], 300), 70, 3, true, true, 1};
         b = a;
         assert_int_equal(matmul_run(&small, &a, &c), matmul_run(&large, &b, &c));
-        assert_int_equal(matmul_run_grouped(&small, &a, &matmul_variants[i], 133, c.cols, 45, 2, true, true),
-                         matmul_run_grouped(&large, &b, &matmul_variants[i], 133, c.cols, 45, 2, true, true));
+        assert_int_equal(matmul_run_grouped(&small, &a, &matmul_variants[i], 133, c.cols, 100, 2, true, true),
+                         matmul_run_grouped(&large, &b, &matmul_variants[i], 133, c.cols, 100, 2, true, true));
     }
 }
 

@@ -101,7 +101,8 @@ static bool run_forward(sl_engine *e, sl_error *row_error, sl_error *err) {
                                     .page_count = st->runs[i]->seq->page_count,
                                     .state = st->runs[i]->seq->state};
     memset(st->row_failed, 0, (size_t)st->rows);
-    bool direct = st->direct && st->outs > 0;
+    /* A device with memory of its own copies to the engine's: a job's would be pinned for each step anew. */
+    bool direct = st->direct && st->outs > 0 && !(e->vram_apart && st->outs <= st->out_capacity);
     sl_step step = {.rows = st->rows,
                     .token = st->token,
                     .seq = st->seq,

@@ -2,6 +2,7 @@
 checkpoints with few slots for experts in GPU memory, and --device auto."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -51,13 +52,24 @@ def expect_one_line(run, model, words, *options):
         ("fail=cuMemHostRegister_v2,at=2,result=2", "bytes of host memory (is ulimit -l large enough?)"),
         ("fail=cuModuleLoadData,at=3,result=209", ": loading its code: CUDA_ERROR (209)"),
         ("fail=cuLaunchKernel,at=20,result=700", "cuda: launching kernel "),
-        ("fail=cuEventQuery,at=40,result=719", "CUDA_ERROR (719)"),
-        ("fail=cuCtxPushCurrent_v2,at=20,result=719", "CUDA_ERROR (719)"),
+        ("fail=cuEventQuery,at=40,result=719", "CUDA_ERROR_LAUNCH_FAILED (719)"),
+        ("fail=cuCtxPushCurrent_v2,at=20,result=719", "CUDA_ERROR_LAUNCH_FAILED (719)"),
     ],
 )
 def test_what_is_missing_or_breaks_is_one_line(run, model, standin, settings, words):
     standin(settings)
     expect_one_line(run, model, words)
+
+
+def test_tokens_of_the_library_are_graphs(run, model, standin):
+    """Logits go to the engine's memory: a caller's would be pinned for each token anew, and no graph outlives that."""
+    standin("say=1")
+    done = run("bench", model, "--device", "cuda", "--ids", "random", "--ctx", 128, "--prefill", 0, "--memory", "1G", "--warmup", 4,
+               "--tokens", 8, "--repeat", 1, "--no-replay", "--quiet", timeout=180)
+    counts = re.search(r"(\d+) graphs made, (\d+) launched, \d+ copies, (\d+) violations", done.stderr)
+    assert counts, done.stderr
+    made, launched, violations = (int(n) for n in counts.groups())
+    assert made > 0 and launched >= 8 and violations == 0, done.stderr
 
 
 def test_a_kernel_that_does_not_compile_is_named(run, model, standin, tmp_path, monkeypatch):

@@ -416,12 +416,12 @@ static void a_graph_that_copies_to_pages_pinned_anew_fails_on_the_stand_in(void 
     if (cuda_skips() || !cuda)
         skip();
     cuda_api a = {0};
-    cuda_context context;
-    cuda_queue q;
-    cuda_address x;
-    cuda_graph graph;
-    cuda_exec exec;
-    cuda_mark mark;
+    cuda_context context = NULL;
+    cuda_queue q = NULL;
+    cuda_address x = 0;
+    cuda_graph graph = NULL;
+    cuda_exec exec = NULL;
+    cuda_mark mark = NULL;
     sl_error err;
     void *to = aligned_alloc(4096, 4096);
     assert_true(cuda_api_open(&a, &err) && a.init(0) == CUDA_OK && a.context_retain(&context, 0) == CUDA_OK);

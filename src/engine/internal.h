@@ -69,6 +69,19 @@ char *engine_calibrations(const char *asked);
 /* A file with experts; NULL: a dense model. */
 const sl_file *engine_first_file(const sl_engine *e);
 
+/* ---- budget.c --------------------------------------------------------------------------------------------------- */
+
+typedef struct engine_numerics {
+    sl_numeric numeric;
+    sl_kv_format kv;
+} engine_numerics;
+
+void engine_set_chunk(sl_engine *e, int32_t chunk);
+sl_ops *engine_open_ops(sl_engine *e, sl_mem *mem, const engine_numerics *n, sl_error *err);
+/* Fills e->plan, e->vram, the chunk, the layouts of KV (*kv) and state, and what is said of them. direct: the reader's.
+ */
+bool engine_plan_budget(sl_engine *e, const engine_numerics *n, bool direct, sl_kv_layout *kv, sl_error *err);
+
 /* ---- device.c --------------------------------------------------------------------------------------------------- */
 
 /* Opens what the options name, or chooses; the CPU is gpu NULL. */

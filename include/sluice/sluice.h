@@ -263,6 +263,7 @@ typedef struct sl_calibrate_result {
     uint64_t read_bytes; /* mean size of the reads */
     char stored[1024];   /* the file that keeps it; "": see store_error */
     sl_error store_error;
+    char cache_why[192]; /* why reads pass by the page cache, or go through it */
 } sl_calibrate_result;
 
 /* Measures, and keeps the result for engines opened later on models of the same disk. */

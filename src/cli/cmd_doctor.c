@@ -264,9 +264,7 @@ static void print_choice(const sl_calibrate_result *r) {
                "rounds.\n",
                r->usual.rate > 0 ? 100 * (r->chosen.rate / r->usual.rate - 1) : 0, r->usual.reader,
                r->usual.direct ? "O_DIRECT" : "buffered", r->usual.depth, r->usual.rate / 1e9);
-    printf("          %s\n", r->chosen.direct
-                                 ? "Reads pass by the page cache: memory is spent on experts, not on copies of files."
-                                 : "Reads go through the page cache, and what was read is dropped from it.");
+    printf("          Reads go %s.\n", r->cache_why);
     printf("          Guessing ahead (--prefetch auto) is measured anew in every run.\n");
     if (r->stored[0])
         printf("          Kept in %s for every model on this disk; --reader, --read-depth,\n"
@@ -327,11 +325,12 @@ static json_t *disk_json(const sl_calibrate_result *r) {
     for (int i = 0; i < r->size_count; i++)
         json_array_append_new(sizes, json_pack("{s:I, s:f, s:f}", "bytes", (json_int_t)r->sizes[i].bytes, "alone",
                                                r->sizes[i].alone, "deep", r->sizes[i].deep));
-    return json_pack("{s:s, s:s, s:s, s:b, s:b, s:i, s:b, s:b, s:I, s:f, s:o, s:o, s:o, s:o, s:s}", "source", r->source,
-                     "type", r->type, "mount", r->mount, "network", r->network, "in_memory", r->in_memory, "rotational",
-                     r->rotational, "direct_possible", r->direct_possible, "finished", r->finished, "read_bytes",
-                     (json_int_t)r->read_bytes, "cached_bytes_per_second", r->cached_rate, "usual", way_json(&r->usual),
-                     "chosen", way_json(&r->chosen), "tried", ways, "sizes", sizes, "stored", r->stored);
+    return json_pack("{s:s, s:s, s:s, s:b, s:b, s:i, s:b, s:b, s:I, s:f, s:o, s:o, s:o, s:o, s:s, s:s}", "source",
+                     r->source, "type", r->type, "mount", r->mount, "network", r->network, "in_memory", r->in_memory,
+                     "rotational", r->rotational, "direct_possible", r->direct_possible, "finished", r->finished,
+                     "read_bytes", (json_int_t)r->read_bytes, "cached_bytes_per_second", r->cached_rate, "usual",
+                     way_json(&r->usual), "chosen", way_json(&r->chosen), "tried", ways, "sizes", sizes, "stored",
+                     r->stored, "page_cache", r->cache_why);
 }
 
 static json_t *machine_json(const doctor *d) {

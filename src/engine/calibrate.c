@@ -170,6 +170,7 @@ static bool search_ways(calibration_run *x, sl_error *err) {
     r->finished = x->c.finished;
     r->usual = public_way(&x->c.usual);
     r->chosen = public_way(&x->c.chosen);
+    sl_reading_cache_why(&x->c, x->file->direct_fd >= 0, r->cache_why, sizeof r->cache_why);
     for (r->way_count = 0; r->way_count < x->c.count && r->way_count < SL_READ_WAYS; r->way_count++)
         r->ways[r->way_count] = public_way(&x->c.tried[r->way_count]);
     return true;

@@ -243,3 +243,35 @@ void sl_reading_choose(const sl_reading_wish *w, const sl_calibration *stored, s
     else
         snprintf(why, size, "defaults: this disk is not calibrated, see 'sluice doctor'");
 }
+
+/* The best rate that was measured with or without O_DIRECT; 0: none was. */
+static double best_rate(const sl_calibration *c, bool direct) {
+    double best = 0;
+    for (int i = 0; i < c->count; i++)
+        if (c->tried[i].how.direct == direct && c->tried[i].rate > best)
+            best = c->tried[i].rate;
+    return best;
+}
+
+/* The page cache never serves as a second cache: what it holds counts within the budget, too, and is a copy of what was
+ * just read. So nothing stays there, whichever way reads go. */
+void sl_reading_cache_why(const sl_calibration *c, bool direct_possible, char *why, size_t size) {
+    static const char dropped[] = "what was read is dropped from it, so that memory holds experts once";
+    double past = best_rate(c, true) / 1e9, through = best_rate(c, false) / 1e9;
+    if (!direct_possible)
+        snprintf(why, size, "through the page cache, because this file system refuses O_DIRECT; %s", dropped);
+    else if (!c->chosen.how.direct)
+        snprintf(why, size,
+                 "through the page cache, because that was clearly faster: %.2f GB/s, at best %.2f with O_DIRECT; %s",
+                 c->chosen.rate / 1e9, past, dropped);
+    else if (through <= 0)
+        snprintf(why, size,
+                 "past the page cache (O_DIRECT), as usual: time ran out before the page cache was measured");
+    else if (through <= past)
+        snprintf(why, size, "past the page cache (O_DIRECT), because through it reads are slower: %.2f GB/s at best",
+                 through);
+    else
+        snprintf(why, size,
+                 "past the page cache (O_DIRECT), because through it reads are not clearly faster: %.2f GB/s at best",
+                 through);
+}

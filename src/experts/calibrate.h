@@ -157,4 +157,8 @@ typedef struct sl_reading_wish {
 void sl_reading_choose(const sl_reading_wish *wish, const sl_calibration *stored, sl_reader_options *out, char *why,
                        size_t size);
 
+/* Why reads pass by the page cache, or go through it: a sentence for people. direct_possible: the file system takes
+ * O_DIRECT. */
+void sl_reading_cache_why(const sl_calibration *c, bool direct_possible, char *why, size_t size);
+
 #endif

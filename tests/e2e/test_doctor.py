@@ -62,6 +62,14 @@ def test_a_directory_is_measured_and_models_on_its_disk_are_read_so(doctor, home
     assert "as calibrated for this disk" in doctor("info", model).stdout
 
 
+def test_why_reads_pass_by_the_page_cache_or_go_through_it_is_said(doctor, home):
+    disk = json.loads(doctor("doctor", home / "dir", "--json").stdout)["disk"]
+    assert disk["page_cache"].startswith("past the page cache (O_DIRECT), " if disk["chosen"]["direct"] else "through the page cache, because ")
+    assert disk["direct_possible"] or "refuses O_DIRECT" in disk["page_cache"]
+    lines = [line.strip() for line in doctor("doctor", home / "dir").stdout.splitlines() if line.strip().startswith("Reads go ")]
+    assert len(lines) == 1 and " the page cache" in lines[0]
+
+
 def test_a_model_is_measured_with_its_own_experts(doctor, home, model):
     text = doctor("doctor", model).stdout
     assert "this model's experts" in text and f"{model}: least memory" in text

@@ -166,6 +166,44 @@ static void a_failing_disk_and_a_stop_end_the_search(void **state) {
     assert_int_equal(f.rounds, 7);
 }
 
+static double buffered_slow(const sl_reading *how) {
+    return how->direct ? 1e9 : 0.5e9;
+}
+
+static double buffered_slightly_better(const sl_reading *how) {
+    return how->direct ? 1e9 : 1.03e9;
+}
+
+static void the_reason_for_the_page_cache_is_what_was_measured(void **state) {
+    static const struct {
+        double (*rate)(const sl_reading *how);
+        bool direct;
+        uint64_t limit;
+        const char *says;
+    } cases[] = {
+        {buffered_slow, true, 1000000,
+         "past the page cache (O_DIRECT), because through it reads are slower: 0.50 GB/s"},
+        {buffered_slightly_better, true, 1000000, "(O_DIRECT), because through it reads are not clearly faster: 1.03"},
+        {buffered_threads, true, 1000000,
+         "through the page cache, because that was clearly faster: 3.00 GB/s, at best 1.00 with O_DIRECT; what was "
+         "read is dropped"},
+        {flat, false, 1000000, "through the page cache, because this file system refuses O_DIRECT; what was read is"},
+        {buffered_threads, true, 1, "past the page cache (O_DIRECT), as usual: time ran out"},
+    };
+    for (size_t i = 0; i < SL_COUNT(cases); i++) {
+        sl_error err;
+        sl_calibration c;
+        char why[192]; /* as sl_calibrate_result keeps it */
+        fake f = {.rate = cases[i].rate, .random = rng_start(__func__), .round_ns = 1};
+        assert_true(search(&f, cases[i].direct, cases[i].limit, &c, &err));
+        memset(why, 0xa5, sizeof why);
+        sl_reading_cache_why(&c, cases[i].direct, why, sizeof why);
+        if (!strstr(why, cases[i].says))
+            fail_msg("case %zu: \"%s\", expected \"%s\"", i, why, cases[i].says);
+        assert_true(strlen(why) < sizeof why - 12); /* nothing is cut, of larger rates either */
+    }
+}
+
 /* ---- results on disk ---- */
 
 static char directory[] = "/tmp/sluice-calibrate-XXXXXX";
@@ -414,6 +452,7 @@ int main(void) {
         cmocka_unit_test(without_o_direct_it_is_not_tried),
         cmocka_unit_test(time_that_runs_out_leaves_the_default),
         cmocka_unit_test(a_failing_disk_and_a_stop_end_the_search),
+        cmocka_unit_test(the_reason_for_the_page_cache_is_what_was_measured),
         cmocka_unit_test_setup_teardown(results_come_back, make_directory, remove_directory),
         cmocka_unit_test_setup_teardown(a_result_is_whole_whenever_its_writer_is_killed, make_directory,
                                         remove_directory),

@@ -22,7 +22,8 @@ typedef struct bench_window {
 typedef struct bench_prefill {
     double seconds, tokens_per_second;
     sl_stats stats;
-    double bound_seconds; /* max(what was read at the disk's rate, compute); < 0: nothing was read */
+    /* What was read and asked for, at the disk's rate; the phases that compute, beside reads. 0: nothing was read */
+    double disk_seconds, compute_seconds;
 } bench_prefill;
 
 typedef struct bench_result {

@@ -1,6 +1,7 @@
 /* A benchmark's result as a table and as JSON. */
 #include "bench.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -84,7 +85,13 @@ static double prefill_speed(const bench_prefill *p) {
     return p->tokens_per_second;
 }
 static double prefill_share(const bench_prefill *p) {
-    return p->bound_seconds > 0 ? p->bound_seconds / p->seconds : -1;
+    return p->disk_seconds > 0 ? fmax(p->disk_seconds, p->compute_seconds) / p->seconds : -1;
+}
+static double prefill_disk(const bench_prefill *p) {
+    return p->disk_seconds > 0 ? p->disk_seconds : -1;
+}
+static double prefill_compute(const bench_prefill *p) {
+    return p->disk_seconds > 0 ? p->compute_seconds : -1;
 }
 static double prefill_read(const bench_prefill *p) {
     return (double)p->stats.expert_bytes_read;
@@ -184,10 +191,12 @@ static int print_json(const sl_engine *e, const bench_result *r) {
         for (int i = 0; i < r->repeat; i++)
             json_array_append_new(list, json_real(r->prefill[i].tokens_per_second));
         json_object_set_new(doc, "prefill",
-                            json_pack("{s:i, s:f, s:f, s:f, s:o, s:o}", "tokens", r->prefill_tokens,
+                            json_pack("{s:i, s:f, s:f, s:f, s:o, s:o, s:o, s:o}", "tokens", r->prefill_tokens,
                                       "tokens_per_second", prefill_median(r, prefill_speed), "bytes_read",
                                       prefill_median(r, prefill_read), "wait_seconds", prefill_median(r, prefill_wait),
-                                      "share_of_bound", known(prefill_median(r, prefill_share)), "repetitions", list));
+                                      "disk_seconds", known(prefill_median(r, prefill_disk)), "compute_seconds",
+                                      known(prefill_median(r, prefill_compute)), "share_of_bound",
+                                      known(prefill_median(r, prefill_share)), "repetitions", list));
     }
     if (r->windows)
         json_object_set_new(doc, "decode", decode_json(r, &info));
@@ -277,9 +286,11 @@ static void print_prefill(const bench_result *r) {
         printf(" %.2f", r->prefill[i].tokens_per_second);
     printf("\n");
     if (prefill_median(r, prefill_share) > 0)
-        printf("          %s read, waited %.2f s; %.1f %% of what the longer of disk and compute allows\n",
+        printf("          %s read, waited %.2f s; %.1f %% of what the longer of disk (%.2f s) and compute (%.2f s) "
+               "allows\n",
                cli_size((uint64_t)prefill_median(r, prefill_read), a), prefill_median(r, prefill_wait),
-               100 * prefill_median(r, prefill_share));
+               100 * prefill_median(r, prefill_share), prefill_median(r, prefill_disk),
+               prefill_median(r, prefill_compute));
 }
 
 int bench_print(const sl_engine *e, const cli_args *a, const bench_result *r) {

@@ -7,6 +7,7 @@
  */
 #include "bench.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,7 +41,7 @@ static bool prefill_once(bench *b, bench_prefill *out, sl_error *err) {
     sl_engine_reset_stats(b->e);
     uint64_t began = sl_now_ns();
     bool ok = sl_decode(b->e, b->inputs, (size_t)b->r.prefill_tokens, b->logits, err);
-    *out = (bench_prefill){.seconds = (double)(sl_now_ns() - began) / 1e9, .bound_seconds = -1};
+    *out = (bench_prefill){.seconds = (double)(sl_now_ns() - began) / 1e9};
     out->tokens_per_second = b->r.prefill_tokens / out->seconds;
     out->stats.size = sizeof out->stats;
     sl_engine_get_stats(b->e, &out->stats);
@@ -68,11 +69,8 @@ static double dense_ns(const sl_stats *s) {
                     s->time_shared_ns + s->time_other_ns);
 }
 
-/* Nothing waits for anything: the disk reads all the time, or the processor computes all the time. */
-static double ideal_seconds(const sl_stats *s, double bytes, double rate) {
-    double compute = (dense_ns(s) + (double)s->time_expert_ns + (double)s->time_head_ns) / 1e9,
-           disk = rate > 0 ? bytes / rate : 0;
-    return compute > disk ? compute : disk;
+static double compute_seconds(const sl_stats *s) {
+    return (dense_ns(s) + (double)s->time_expert_ns + (double)s->time_head_ns) / 1e9;
 }
 
 /* Layers without misses have no burst: they take the time of their hits. */
@@ -119,7 +117,7 @@ static bool replay_window(bench *b, bench_window *w, sl_error *err) {
     if (ok) {
         w->replay_seconds = (double)replay.total_ns / 1e9;
         w->bound_seconds = bound_seconds(b, w, &replay);
-        w->ideal_seconds = ideal_seconds(&w->stats, (double)replay.bytes, replay.rate);
+        w->ideal_seconds = fmax(compute_seconds(&w->stats), replay.rate > 0 ? (double)replay.bytes / replay.rate : 0);
         w->disk_rate = replay.rate;
     }
     cli_replay_free(&replay);
@@ -157,19 +155,22 @@ static bool decode_window(bench *b, int index, sl_error *err) {
 
 /* ---- parts ------------------------------------------------------------------------------------------------------- */
 
-/* The rate that the disk has for reads of the last repetition serves all of them. */
-static bool prefill_bounds(bench *b, sl_error *err) {
+/* What of a repetition's reads was asked for, at the rate that the disk has for them right after it. */
+static bool prefill_bounds(bench *b, bench_prefill *p, sl_error *err) {
     size_t n = sl_engine_get_trace(b->e, NULL, 0);
     sl_trace *trace = malloc((n + 1) * sizeof *trace);
     cli_replay replay = {0};
     bool ok = trace || sl_fail(err, SL_ERR_MEMORY, "out of memory for a trace of %zu reads", n);
     if (ok) {
-        n = sl_engine_get_trace(b->e, trace, n);
+        n = causal_trace(trace, sl_engine_get_trace(b->e, trace, n));
         ok = cli_replay_trace(b->e, trace, n, CLI_REPLAY_STREAM, 0, &replay, err);
     }
-    for (int i = 0; ok && replay.rate > 0 && i < b->r.repeat; i++) {
-        const sl_stats *s = &b->r.prefill[i].stats;
-        b->r.prefill[i].bound_seconds = ideal_seconds(s, (double)s->expert_bytes_read, replay.rate);
+    if (ok && replay.rate > 0) {
+        double bytes = 0;
+        for (size_t i = 0; i < n; i++)
+            bytes += (double)trace[i].bytes;
+        p->disk_seconds = bytes / replay.rate;
+        p->compute_seconds = compute_seconds(&p->stats);
     }
     cli_replay_free(&replay);
     free(trace);
@@ -188,14 +189,13 @@ static bool measure_prefill(bench *b, sl_error *err) {
         return false;
     for (int i = 0; i < b->r.repeat; i++) {
         cli_status("prefill: %d of %d", i + 1, b->r.repeat);
-        if (replay && i + 1 == b->r.repeat)
+        if (replay)
             sl_engine_trace(b->e, true);
-        if (!prefill_once(b, &b->r.prefill[i], err))
+        if (!prefill_once(b, &b->r.prefill[i], err) || (replay && !prefill_bounds(b, &b->r.prefill[i], err)))
             return false;
     }
-    bool ok = !replay || prefill_bounds(b, err);
     sl_engine_trace(b->e, false);
-    return ok;
+    return true;
 }
 
 static bool bench_decode(bench *b, sl_error *err) {

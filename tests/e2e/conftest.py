@@ -24,6 +24,11 @@ def skip_loudly(reason):
     pytest.skip(reason)
 
 
+def preloaded(library):
+    """Environment in which programs load it first. Its folder apart: LD_PRELOAD takes a space for the end of a name."""
+    return {"LD_PRELOAD": library.name, "LD_LIBRARY_PATH": str(library.parent)}
+
+
 def pytest_terminal_summary(terminalreporter):
     for report in terminalreporter.stats.get("skipped", []):
         terminalreporter.write_line(f"SKIP: {report.nodeid}: {report.longrepr[2].removeprefix('Skipped: ')}", yellow=True)

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from conftest import skip_loudly
+from conftest import preloaded, skip_loudly
 
 
 def environment(cache, **more):
@@ -143,7 +143,7 @@ def test_where_nothing_can_be_kept_it_is_said(run, tmp_path):
 
 
 def doctor_killed(sluice, kill_at, tmp_path, name, at):
-    env = environment(tmp_path / "cache", LD_PRELOAD=kill_at, KILL_AT=at, KILL_NAME=name, ASAN_OPTIONS="verify_asan_link_order=0")
+    env = environment(tmp_path / "cache", **preloaded(kill_at), KILL_AT=at, KILL_NAME=name, ASAN_OPTIONS="verify_asan_link_order=0")
     (tmp_path / "dir").mkdir(exist_ok=True)
     done = subprocess.run([sluice, "doctor", tmp_path / "dir"], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL, (name, at, done)
@@ -172,7 +172,7 @@ def test_a_hot_list_killed_at_any_point_is_the_old_one_or_none(sluice, run, mode
     expected = run(*ask[:-2]).stdout
     for round in ("none before", "one before"):
         for at in range(1, 5):
-            env = environment(tmp_path / "cache", LD_PRELOAD=kill_at, KILL_AT=at, KILL_NAME="/h/hot", ASAN_OPTIONS="verify_asan_link_order=0")
+            env = environment(tmp_path / "cache", **preloaded(kill_at), KILL_AT=at, KILL_NAME="/h/hot", ASAN_OPTIONS="verify_asan_link_order=0")
             before = hot.read_bytes() if hot.exists() else None
             done = subprocess.run([str(a) for a in (sluice, *ask)], env=env, capture_output=True, text=True, timeout=60)
             assert done.returncode == -signal.SIGKILL and done.stderr == "", (round, at, done)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import skip_loudly
+from conftest import preloaded, skip_loudly
 
 ARCHITECTURES = Path(__file__).resolve().parents[1] / "golden/arch"
 MOE = sorted(p.name for p in ARCHITECTURES.iterdir() if not p.name.startswith("llama") and ((p / "config.json").exists() or list(p.glob("*.gguf"))))
@@ -147,7 +147,7 @@ def test_every_expert_is_one_aligned_read(run, smol, tmp_path):
 
 
 def killed(sluice, kill_at, at, *args, count=None):
-    env = os.environ | {"LD_PRELOAD": str(kill_at), "KILL_AT": str(at), "ASAN_OPTIONS": "verify_asan_link_order=0"}
+    env = os.environ | preloaded(kill_at) | {"KILL_AT": str(at), "ASAN_OPTIONS": "verify_asan_link_order=0"}
     if count:
         env["KILL_COUNT"] = str(count)
     return subprocess.run([str(a) for a in (sluice, *args)], env=env, capture_output=True, text=True, timeout=60)

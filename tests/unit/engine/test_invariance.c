@@ -1,6 +1,7 @@
 /* Promise 2, through the public API on streamed checkpoints: the logits and the texts are the same bits for every cache
  * size and policy, reader, prefetch, chunk, thread count and instruction set, alone and in a batch with other
  * sequences. */
+#include "base/base.h"
 #include "sluice/sluice.h"
 
 #include <setjmp.h>
@@ -39,7 +40,7 @@ static sl_engine *open_engine(const char *model, const setting *s) {
     sl_error err = {0};
     sl_engine_options o = SL_ENGINE_OPTIONS_INIT;
     o.model = model;
-    o.memory = 512u << 20;
+    o.memory = sl_peak_rss() + (512u << 20); /* beside the process, which a sanitizer alone can make larger than that */
     o.context = 256;
     o.reader = s->reader;
     o.isa = s->isa;

@@ -57,11 +57,14 @@ int stand_in_run(const struct CMUnitTest *tests, size_t n, int (*setup)(void **)
         return 1;
     }
     for (volatile size_t i = 0; i < n; i++) {
+        void *volatile of_test = state;
         int result = setjmp(after_test);
-        if (result == PASSED) {
-            void *of_test = state;
-            tests[i].run(&of_test);
-        }
+        if (result == PASSED && (!tests[i].setup || tests[i].setup((void **)&of_test) == 0))
+            tests[i].run((void **)&of_test);
+        else if (result == PASSED)
+            result = FAILED;
+        if (tests[i].teardown && tests[i].teardown((void **)&of_test) != 0)
+            result = FAILED;
         failed += result == FAILED;
         printf("%s %s\n", words[result], tests[i].name);
         fflush(stdout);

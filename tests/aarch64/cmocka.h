@@ -10,10 +10,13 @@
 struct CMUnitTest {
     const char *name;
     void (*run)(void **state);
+    int (*setup)(void **state), (*teardown)(void **state);
 };
 
 #define cmocka_unit_test(f)                                                                                            \
-    { #f, f }
+    { #f, f, NULL, NULL }
+#define cmocka_unit_test_setup_teardown(f, setup, teardown)                                                            \
+    { #f, f, setup, teardown }
 #define cmocka_run_group_tests(tests, setup, teardown)                                                                 \
     stand_in_run(tests, sizeof(tests) / sizeof((tests)[0]), setup, teardown)
 

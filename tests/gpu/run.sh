@@ -169,25 +169,28 @@ with_rows() {
     return "${PIPESTATUS[0]}"
 }
 
+models_are_made() {
+    wait "${maker:-}" 2>/dev/null # the second time it is no child any more || true
+}
 run_tiers() {
-    wait "${maker:-}" 2>/dev/null # the second time it is no child any more
+    models_are_made
     step host_tier with_rows host_tier
     step disk_tier with_rows disk_tier
 }
 run_huge() {
-    wait "${maker:-}" 2>/dev/null # the second time it is no child any more
+    models_are_made
     step huge with_rows huge
 }
 run_whole() {
-    wait "${maker:-}" 2>/dev/null # the second time it is no child any more
+    models_are_made
     step whole with_rows whole
 }
 run_batch() {
-    wait "${maker:-}" 2>/dev/null # the second time it is no child any more
+    models_are_made
     step batch_32 with_rows batch
 }
 run_peer() {
-    wait "${maker:-}" 2>/dev/null # the second time it is no child any more
+    models_are_made
     if [ -n "$llama_bench" ]; then step llama.cpp peer; else printf '%-34s          SKIP: no llama-bench\n' llama.cpp >>"$table"; fi
 }
 

@@ -138,6 +138,9 @@ bool sl_path_is_dir(const char *path);
 char *sl_path_join(const char *dir, const char *name);
 /* What can be made again is kept here: $XDG_CACHE_HOME/sluice or ~/.cache/sluice, allocated; NULL: neither is set. */
 char *sl_cache_dir(void);
+/* Makes the directories above a path that are missing, for this user alone; whoever writes there sees what could not
+ * be. */
+void sl_make_parents(const char *path);
 /* Writes a small file whole, with the directories above it: under another name first, so that whoever reads meanwhile,
  * or after a crash, sees the old bytes or the new ones. */
 bool sl_replace_file(const char *path, const void *bytes, size_t n, sl_error *err);

@@ -217,6 +217,16 @@ char *sl_path_join(const char *dir, const char *name) {
     return sl_asprintf(n && dir[n - 1] == '/' ? "%s%s" : "%s/%s", dir, name);
 }
 
+void sl_make_parents(const char *path) {
+    char *copy = sl_strdup(path);
+    for (char *at = copy && *copy ? strchr(copy + 1, '/') : NULL; at; at = strchr(at + 1, '/')) {
+        *at = 0;
+        mkdir(copy, 0700);
+        *at = '/';
+    }
+    free(copy);
+}
+
 char *sl_cache_dir(void) {
     const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (base && *base == '/')

@@ -16,16 +16,6 @@
 
 enum { LOCK_TRIES = 300, LOCK_PAUSE_US = 10000 };
 
-static void make_directories(const char *path) {
-    char *copy = sl_strdup(path);
-    for (char *at = copy ? strchr(copy + 1, '/') : NULL; at; at = strchr(at + 1, '/')) {
-        *at = 0;
-        mkdir(copy, 0700);
-        *at = '/';
-    }
-    free(copy);
-}
-
 /* ---- the file in the making -------------------------------------------------------------------------------------- */
 
 /* Of this user alone: what another can write, or reach by a link, is not written to. */
@@ -118,7 +108,7 @@ static bool replace(const char *path, const void *bytes, size_t n, sl_error *err
 }
 
 bool sl_replace_file(const char *path, const void *bytes, size_t n, sl_error *err) {
-    make_directories(path);
+    sl_make_parents(path);
     char *target = find_target(path, err);
     bool ok = target && replace(target, bytes, n, err);
     free(target);

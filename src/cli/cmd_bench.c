@@ -105,23 +105,32 @@ static size_t causal_trace(sl_trace *t, size_t n) {
     return kept;
 }
 
-static bool replay_window(bench *b, bench_window *w, sl_error *err) {
+/* The run's reads again, those that it asked for. */
+static bool replay_reads(const bench *b, int what, cli_replay *out, sl_error *err) {
     size_t n = sl_engine_get_trace(b->e, NULL, 0);
     sl_trace *trace = malloc((n + 1) * sizeof *trace);
+    if (!trace)
+        return sl_fail(err, SL_ERR_MEMORY, "out of memory for a trace of %zu reads", n);
+    n = causal_trace(trace, sl_engine_get_trace(b->e, trace, n));
+    bool ok = cli_replay_trace(b->e, trace, n, what, 0, out, err);
+    free(trace);
+    return ok;
+}
+
+static double stream_seconds(const cli_replay *r) {
+    return r->rate > 0 ? (double)r->bytes / r->rate : 0;
+}
+
+static bool replay_window(bench *b, bench_window *w, sl_error *err) {
     cli_replay replay = {0};
-    bool ok = trace || sl_fail(err, SL_ERR_MEMORY, "out of memory for a trace of %zu reads", n);
-    if (ok) {
-        n = causal_trace(trace, sl_engine_get_trace(b->e, trace, n));
-        ok = cli_replay_trace(b->e, trace, n, CLI_REPLAY_BURSTS | CLI_REPLAY_STREAM, 0, &replay, err);
-    }
+    bool ok = replay_reads(b, CLI_REPLAY_BURSTS | CLI_REPLAY_STREAM, &replay, err);
     if (ok) {
         w->replay_seconds = (double)replay.total_ns / 1e9;
         w->bound_seconds = bound_seconds(b, w, &replay);
-        w->ideal_seconds = fmax(compute_seconds(&w->stats), replay.rate > 0 ? (double)replay.bytes / replay.rate : 0);
+        w->ideal_seconds = fmax(compute_seconds(&w->stats), stream_seconds(&replay));
         w->disk_rate = replay.rate;
     }
     cli_replay_free(&replay);
-    free(trace);
     return ok;
 }
 
@@ -157,23 +166,11 @@ static bool decode_window(bench *b, int index, sl_error *err) {
 
 /* What of a repetition's reads was asked for, at the rate that the disk has for them right after it. */
 static bool prefill_bounds(bench *b, bench_prefill *p, sl_error *err) {
-    size_t n = sl_engine_get_trace(b->e, NULL, 0);
-    sl_trace *trace = malloc((n + 1) * sizeof *trace);
     cli_replay replay = {0};
-    bool ok = trace || sl_fail(err, SL_ERR_MEMORY, "out of memory for a trace of %zu reads", n);
-    if (ok) {
-        n = causal_trace(trace, sl_engine_get_trace(b->e, trace, n));
-        ok = cli_replay_trace(b->e, trace, n, CLI_REPLAY_STREAM, 0, &replay, err);
-    }
-    if (ok && replay.rate > 0) {
-        double bytes = 0;
-        for (size_t i = 0; i < n; i++)
-            bytes += (double)trace[i].bytes;
-        p->disk_seconds = bytes / replay.rate;
-        p->compute_seconds = compute_seconds(&p->stats);
-    }
+    bool ok = replay_reads(b, CLI_REPLAY_STREAM, &replay, err);
+    p->disk_seconds = stream_seconds(&replay);
+    p->compute_seconds = compute_seconds(&p->stats);
     cli_replay_free(&replay);
-    free(trace);
     return ok;
 }
 

@@ -41,14 +41,8 @@ static char *find_history_path(void) {
     char *base = state && *state ? sl_strdup(state) : sl_asprintf("%s/.local/state", home);
     char *dir = base ? sl_path_join(base, "sluice") : NULL;
     char *path = dir ? sl_path_join(dir, "history") : NULL;
-    for (char *p = dir ? dir + 1 : NULL; p && *p; p++)
-        if (*p == '/') {
-            *p = 0;
-            mkdir(dir, 0700);
-            *p = '/';
-        }
-    if (dir)
-        mkdir(dir, 0700);
+    if (path)
+        sl_make_parents(path);
     free(dir);
     free(base);
     return path;

@@ -7,11 +7,9 @@ enum { STREAM_READS = 1024 };
 
 static void note_bursts(const sl_trace *trace, size_t n, cli_replay *out) {
     size_t burst = 0;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         if (i == 0 || trace[i].burst != trace[i - 1].burst)
             out->layer[burst++] = trace[i].layer;
-        out->bytes += trace[i].bytes;
-    }
     for (size_t i = 0; i < out->bursts; i++)
         out->total_ns += out->ns[i];
 }
@@ -40,6 +38,8 @@ bool cli_replay_trace(const sl_engine *e, const sl_trace *trace, size_t n, int w
     *out = (cli_replay){.ns = calloc(n + 1, sizeof *out->ns), .layer = calloc(n + 1, sizeof *out->layer)};
     if (!out->ns || !out->layer)
         return sl_fail(err, SL_ERR_MEMORY, "out of memory for the replay of %zu reads", n);
+    for (size_t i = 0; i < n; i++)
+        out->bytes += trace[i].bytes;
     bool ok = !(what & CLI_REPLAY_BURSTS) || sl_engine_replay(e, trace, n, area, out->ns, &out->bursts, err);
     if (ok && (what & CLI_REPLAY_BURSTS))
         note_bursts(trace, n, out);

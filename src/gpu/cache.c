@@ -105,20 +105,9 @@ void *gpu_cache_get(sl_gpu *g, gpu_key key, size_t *size) {
 
 /* ---- put --------------------------------------------------------------------------------------------------------- */
 
-static bool make_folders(const char *dir) {
-    char *path = sl_strdup(dir);
-    if (!path)
-        return false;
-    for (char *p = path + 1; *p; p++) {
-        if (*p != '/')
-            continue;
-        *p = 0;
-        mkdir(path, 0700);
-        *p = '/';
-    }
-    bool ok = mkdir(path, 0700) == 0 || (errno == EEXIST && sl_path_is_dir(path));
-    free(path);
-    return ok;
+static bool make_folder(const char *dir) {
+    sl_make_parents(dir);
+    return mkdir(dir, 0700) == 0 || (errno == EEXIST && sl_path_is_dir(dir));
 }
 
 static bool write_all(int fd, const uint8_t *from, size_t n) {
@@ -158,7 +147,7 @@ void gpu_cache_put(sl_gpu *g, gpu_key key, const void *bytes, size_t size) {
     static atomic_uint number; /* two threads may compile the same source */
     if (!g->cache_dir || size > MOST_ENTRY)
         return;
-    if (!make_folders(g->cache_dir)) {
+    if (!make_folder(g->cache_dir)) {
         warn_folder(g, "cannot be made", errno);
         return;
     }

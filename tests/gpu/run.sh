@@ -170,7 +170,7 @@ with_rows() {
 }
 
 models_are_made() {
-    wait "${maker:-}" 2>/dev/null # the second time it is no child any more || true
+    wait "${maker:-}" 2>/dev/null # the second time it is no child any more
 }
 run_tiers() {
     models_are_made

@@ -1,6 +1,6 @@
 /* Calibration: the search takes what measured faster and keeps the default within noise; results come back from disk as
  * they were, and damaged ones are named; the choice; what a disk is called. The disk and the clock are made up. */
-#include "support_experts.h"
+#include "support_stored.h"
 
 #include "experts/calibrate.h"
 
@@ -206,19 +206,6 @@ static void the_reason_for_the_page_cache_is_what_was_measured(void **state) {
 
 /* ---- results on disk ---- */
 
-static char directory[] = "/tmp/sluice-calibrate-XXXXXX";
-
-static int make_directory(void **state) {
-    strcpy(directory + strlen(directory) - 6, "XXXXXX");
-    return mkdtemp(directory) ? 0 : -1;
-}
-
-static int remove_directory(void **state) {
-    char command[128];
-    snprintf(command, sizeof command, "rm -r %s", directory);
-    return system(command);
-}
-
 static sl_calibration some_result(void) {
     sl_calibration c = {.finished = true, .read_bytes = 1234567, .measured = 1700000000, .count = 1};
     c.usual = (sl_tried){{SL_READER_URING, true, 64, 512 << 10}, 1e9, 0.9e9, 1.1e9, 3};
@@ -227,18 +214,11 @@ static sl_calibration some_result(void) {
     return c;
 }
 
-static void write_text(const char *path, const char *text, size_t n) {
-    FILE *f = fopen(path, "w");
-    assert_non_null(f);
-    assert_int_equal(fwrite(text, 1, n, f), n);
-    fclose(f);
-}
-
 static void results_come_back(void **state) {
     sl_error err = {0};
     sl_disk disk = {.id = "serial A1 partition 2"}, other = {.id = "serial A2 partition 2"};
     sl_calibration c = some_result(), back;
-    char *deep = sl_asprintf("%s/not/yet", directory), *path = sl_calibration_path(deep, &disk),
+    char *deep = sl_asprintf("%s/not/yet", stored_directory), *path = sl_calibration_path(deep, &disk),
          *second = sl_calibration_path(deep, &other);
     assert_string_not_equal(path, second);
     assert_false(sl_calibration_load(path, &disk, &back, &err));
@@ -274,7 +254,7 @@ static void a_result_is_whole_whenever_its_writer_is_killed(void **state) {
     sl_error err = {0};
     sl_disk disk = {.id = "serial A1 partition 7"};
     sl_calibration c = some_result(), back;
-    char *path = sl_calibration_path(directory, &disk);
+    char *path = sl_calibration_path(stored_directory, &disk);
     assert_true(sl_calibration_save(path, &disk, &c, &err));
     for (int i = 0; i < KILLS; i++) {
         pid_t writer = fork();
@@ -293,10 +273,15 @@ static void a_result_is_whole_whenever_its_writer_is_killed(void **state) {
     free(path);
 }
 
+static const sl_disk some_disk = {.id = "serial A1 partition none"};
+
+static bool load_again(const char *path, sl_error *err) {
+    sl_calibration back;
+    return sl_calibration_load(path, &some_disk, &back, err);
+}
+
 static void damaged_results_are_named(void **state) {
-    static const struct {
-        const char *from, *to, *says;
-    } damage[] = {
+    static const stored_damage damage[] = {
         {"\"pread\"", "\"mmap\"", "reader"},
         {"\"depth\": 16", "\"depth\": 257", "257"},
         {"\"depth\": 16", "\"depth\": -1", "-1"},
@@ -310,35 +295,10 @@ static void damaged_results_are_named(void **state) {
         {"{", "[", "line"},
     };
     sl_error err = {0};
-    sl_disk disk = {.id = "serial A1 partition none"};
-    sl_calibration c = some_result(), back;
-    char *path = sl_calibration_path(directory, &disk);
-    size_t size;
-    assert_true(sl_calibration_save(path, &disk, &c, &err));
-    char *good = sl_read_text(path, 1 << 20, &size, &err);
-    assert_non_null(good);
-    for (size_t i = 0; i < SL_COUNT(damage); i++) {
-        char *at = strstr(good, damage[i].from);
-        if (!at)
-            fail_msg("no %s in %s", damage[i].from, good);
-        char *bad = sl_asprintf("%.*s%s%s", (int)(at - good), good, damage[i].to, at + strlen(damage[i].from));
-        write_text(path, bad, strlen(bad));
-        if (sl_calibration_load(path, &disk, &back, &err))
-            fail_msg("%s was taken", damage[i].to);
-        if (!strstr(err.message, damage[i].says) || strncmp(err.message, path, strlen(path)) != 0)
-            fail_msg("\"%s\" does not say %s and the file", err.message, damage[i].says);
-        free(bad);
-    }
-    for (size_t n = 0; n < size; n += 7) { /* cut short anywhere, the newline at its end apart */
-        write_text(path, good, n);
-        assert_false(sl_calibration_load(path, &disk, &back, &err));
-        assert_int_not_equal(err.code, SL_OK);
-    }
-    unlink(path);
-    assert_int_equal(mkfifo(path, 0600), 0); /* is not waited for */
-    assert_false(sl_calibration_load(path, &disk, &back, &err));
-    assert_non_null(strstr(err.message, "plain file"));
-    free(good);
+    sl_calibration c = some_result();
+    char *path = sl_calibration_path(stored_directory, &some_disk);
+    assert_true(sl_calibration_save(path, &some_disk, &c, &err));
+    stored_check_damage(path, damage, SL_COUNT(damage), load_again);
     free(path);
 }
 
@@ -371,40 +331,32 @@ static void what_is_asked_for_wins_over_what_is_stored(void **state) {
 
 /* ---- disks ---- */
 
-static void record(const char *name, const char *text) {
-    char *path = sl_asprintf("%s%s", directory, name), *command = sl_asprintf("mkdir -p $(dirname '%s')", path);
-    assert_int_equal(system(command), 0);
-    write_text(path, text, strlen(text));
-    free(command);
-    free(path);
-}
-
 static void disks_are_told_apart(void **state) {
     sl_disk d;
-    record("/proc/self/mountinfo", "26 1 259:2 / / rw - ext4 /dev/nvme0n1p2 rw\n"
-                                   "30 26 0:50 / /net rw,x shared:7 - nfs4 server:/data rw\n"
-                                   "31 26 0:51 / /shm rw - tmpfs tmpfs rw\n"
-                                   "broken line\n"
-                                   "32 26 8:1 / /old rw - xfs /dev/s\001da1 rw\n");
-    record("/sys/dev/block/259:2/../device/serial", "");
-    record("/sys/dev/block/259:2/partition", "2\n");
-    record("/sys/dev/block/device/serial", "S5GX\n"); /* the disk above its partition */
-    record("/sys/dev/block/8:1/queue/rotational", "1\n");
-    sl_disk_describe(directory, 259, 2, 0, &d);
+    stored_record("/proc/self/mountinfo", "26 1 259:2 / / rw - ext4 /dev/nvme0n1p2 rw\n"
+                                          "30 26 0:50 / /net rw,x shared:7 - nfs4 server:/data rw\n"
+                                          "31 26 0:51 / /shm rw - tmpfs tmpfs rw\n"
+                                          "broken line\n"
+                                          "32 26 8:1 / /old rw - xfs /dev/s\001da1 rw\n");
+    stored_record("/sys/dev/block/259:2/../device/serial", "");
+    stored_record("/sys/dev/block/259:2/partition", "2\n");
+    stored_record("/sys/dev/block/device/serial", "S5GX\n"); /* the disk above its partition */
+    stored_record("/sys/dev/block/8:1/queue/rotational", "1\n");
+    sl_disk_describe(stored_directory, 259, 2, 0, &d);
     assert_string_equal(d.source, "/dev/nvme0n1p2");
     assert_string_equal(d.type, "ext4");
     assert_string_equal(d.id, "serial S5GX partition 2");
     assert_false(d.network || d.in_memory);
     assert_int_equal(d.rotational, -1);
-    sl_disk_describe(directory, 0, 99, 30, &d); /* by the mount, whatever the number */
+    sl_disk_describe(stored_directory, 0, 99, 30, &d); /* by the mount, whatever the number */
     assert_string_equal(d.mount, "/net");
     assert_true(d.network);
-    sl_disk_describe(directory, 0, 51, 0, &d);
+    sl_disk_describe(stored_directory, 0, 51, 0, &d);
     assert_true(d.in_memory && !d.network);
-    sl_disk_describe(directory, 8, 1, 0, &d);
+    sl_disk_describe(stored_directory, 8, 1, 0, &d);
     assert_int_equal(d.rotational, 1);
     assert_string_equal(d.source, "/dev/s?da1");
-    sl_disk_describe(directory, 7, 7, 0, &d); /* of which nothing is known */
+    sl_disk_describe(stored_directory, 7, 7, 0, &d); /* of which nothing is known */
     assert_string_equal(d.type, "");
     assert_true(d.id[0] != 0);
 }
@@ -413,12 +365,12 @@ static void disks_are_told_apart(void **state) {
 
 static void the_meter_reads_with_every_reader_and_leaves_no_file(void **state) {
     sl_error err = {0};
-    sl_file *f = sl_random_file(directory, 32 << 20, UINT64_MAX / 4, NULL, NULL, &err);
+    sl_file *f = sl_random_file(stored_directory, 32 << 20, UINT64_MAX / 4, NULL, NULL, &err);
     if (!f)
         fail_msg("%s", err.message);
     assert_int_equal(f->size, 32 << 20);
-    assert_int_equal(rmdir(directory), 0); /* it is empty */
-    assert_int_equal(mkdir(directory, 0700), 0);
+    assert_int_equal(rmdir(stored_directory), 0); /* it is empty */
+    assert_int_equal(mkdir(stored_directory, 0700), 0);
     sl_random_reads reads = {f, 4096, 300000, 1};
     sl_disk_meter m = {.burst = sl_random_reads_burst, .user = &reads, .most = 9, .round_ns = 1};
     assert_true(sl_disk_meter_open(&m, 4 << 20, &err));
@@ -438,7 +390,7 @@ static void the_meter_reads_with_every_reader_and_leaves_no_file(void **state) {
     assert_int_equal(m.most, 1);
     sl_disk_meter_close(&m);
     sl_file_close(f);
-    assert_null(sl_random_file(directory, UINT64_MAX / 4, 1, NULL, NULL, &err));
+    assert_null(sl_random_file(stored_directory, UINT64_MAX / 4, 1, NULL, NULL, &err));
     assert_non_null(strstr(err.message, "are free"));
     assert_null(sl_random_file("/nowhere-at-all", 4096, 1, NULL, NULL, &err));
     assert_non_null(strstr(err.message, "/nowhere-at-all"));
@@ -453,14 +405,14 @@ int main(void) {
         cmocka_unit_test(time_that_runs_out_leaves_the_default),
         cmocka_unit_test(a_failing_disk_and_a_stop_end_the_search),
         cmocka_unit_test(the_reason_for_the_page_cache_is_what_was_measured),
-        cmocka_unit_test_setup_teardown(results_come_back, make_directory, remove_directory),
-        cmocka_unit_test_setup_teardown(a_result_is_whole_whenever_its_writer_is_killed, make_directory,
-                                        remove_directory),
-        cmocka_unit_test_setup_teardown(damaged_results_are_named, make_directory, remove_directory),
+        cmocka_unit_test_setup_teardown(results_come_back, stored_make_directory, stored_remove_directory),
+        cmocka_unit_test_setup_teardown(a_result_is_whole_whenever_its_writer_is_killed, stored_make_directory,
+                                        stored_remove_directory),
+        cmocka_unit_test_setup_teardown(damaged_results_are_named, stored_make_directory, stored_remove_directory),
         cmocka_unit_test(what_is_asked_for_wins_over_what_is_stored),
-        cmocka_unit_test_setup_teardown(disks_are_told_apart, make_directory, remove_directory),
-        cmocka_unit_test_setup_teardown(the_meter_reads_with_every_reader_and_leaves_no_file, make_directory,
-                                        remove_directory),
+        cmocka_unit_test_setup_teardown(disks_are_told_apart, stored_make_directory, stored_remove_directory),
+        cmocka_unit_test_setup_teardown(the_meter_reads_with_every_reader_and_leaves_no_file, stored_make_directory,
+                                        stored_remove_directory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

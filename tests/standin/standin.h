@@ -55,12 +55,12 @@ typedef struct standin_control {
 
     /* what was seen; violations: rules that were broken */
     bool record;
-    _Atomic long alive; /* objects not yet released */
-    long violations, made, nil_messages;
+    _Atomic long alive;                          /* objects not yet released */
+    _Atomic long violations, made, nil_messages; /* counted by every thread that calls, as all below */
     char violation[256];
-    long dispatches, barriers, encoders, commits, set_buffers, set_offsets, set_bytes, residency_requests, residents,
-        signals;
-    long libraries_compiled, pipelines_compiled, pipelines_from_archive, services_used;
+    _Atomic long dispatches, barriers, encoders, commits, set_buffers, set_offsets, set_bytes, residency_requests,
+        residents, signals;
+    _Atomic long libraries_compiled, pipelines_compiled, pipelines_from_archive, services_used;
     long language;
     bool fast_math, safe_functions;
     char labels[256]; /* of command buffers, joined by commas */

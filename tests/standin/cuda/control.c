@@ -90,13 +90,15 @@ EXPORTED void cuda_standin_reset(void) {
 }
 
 void violate(const char *fmt, ...) {
+    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER; /* `lock` may be held */
     va_list ap;
     va_start(ap, fmt);
+    pthread_mutex_lock(&one);
     vsnprintf(control.violation, sizeof control.violation, fmt, ap);
-    va_end(ap);
-    if (!control.violations && getenv("SLUICE_STANDIN_CUDA"))
+    if (!control.violations++ && getenv("SLUICE_STANDIN_CUDA"))
         fprintf(stderr, "the stand-in for CUDA: %s\n", control.violation);
-    control.violations++;
+    pthread_mutex_unlock(&one);
+    va_end(ap);
 }
 
 cuda_result enter(const char *symbol) {

@@ -32,12 +32,12 @@ typedef struct cuda_control {
     int fail_result;
     _Atomic bool hang; /* streams do not go on while it is set */
 
-    /* what was seen */
-    _Atomic long alive;     /* objects and memory not freed */
-    long violations, calls; /* calls: of fail_call */
-    char violation[256];
-    long launches, graph_launches, graphs, copies, compiled, syntax_checks, pointer_forms;
-    uint64_t allocated, pinned; /* bytes now */
+    /* what was seen, counted by every thread that calls */
+    _Atomic long alive;             /* objects and memory not freed */
+    _Atomic long violations, calls; /* calls: of fail_call */
+    char violation[256];            /* the last */
+    _Atomic long launches, graph_launches, graphs, copies, compiled, syntax_checks, pointer_forms;
+    _Atomic uint64_t allocated, pinned; /* bytes now */
 } cuda_control;
 
 /* A program that does not know of us is set by the variable SLUICE_STANDIN_CUDA: memory, driver, devices, major, nvrtc,

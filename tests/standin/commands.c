@@ -77,7 +77,7 @@ static object *new_encoder(command_buffer *b, class *c, encoder_kind kind, bool 
     e->kind = kind;
     e->serial = serial;
     b->open = e;
-    count(&control.encoders);
+    control.encoders++;
     return autorelease_object(&e->base);
 }
 
@@ -126,7 +126,7 @@ static void buffer_commit(command_buffer *b, selector s) {
         violate("commit with an encoder open");
         return;
     }
-    count(&control.commits);
+    control.commits++;
     queue_commit(b->queue, b);
 }
 
@@ -232,7 +232,7 @@ static void set_slot(slot *to, slot value) {
 static void compute_buffer(encoder *e, selector s, object *b, uinteger offset, uinteger index) {
     if (!good_index(e, "setBuffer:", index))
         return;
-    count(&control.set_buffers);
+    control.set_buffers++;
     if (!is_buffer(b) || offset >= ((buffer *)b)->length) {
         violate("setBuffer: nil or an offset beyond it, at index %lu", index);
         return;
@@ -243,7 +243,7 @@ static void compute_buffer(encoder *e, selector s, object *b, uinteger offset, u
 static void compute_offset(encoder *e, selector s, uinteger offset, uinteger index) {
     if (!good_index(e, "setBufferOffset:", index))
         return;
-    count(&control.set_offsets);
+    control.set_offsets++;
     if (!e->slots[index].buffer || offset >= e->slots[index].buffer->length)
         violate("setBufferOffset: without a buffer or beyond it, at index %lu", index);
     else
@@ -253,7 +253,7 @@ static void compute_offset(encoder *e, selector s, uinteger offset, uinteger ind
 static void compute_bytes(encoder *e, selector s, const void *bytes, uinteger length, uinteger index) {
     if (!good_index(e, "setBytes:", index))
         return;
-    count(&control.set_bytes);
+    control.set_bytes++;
     if (!bytes || length == 0 || length > LONGEST_BYTES) {
         violate("setBytes: of %lu bytes, at most %d", length, LONGEST_BYTES);
         return;
@@ -276,7 +276,7 @@ static void compute_barrier(encoder *e, selector s, uinteger scope) {
         return;
     if (scope != 1)
         violate("memoryBarrierWithScope: %lu", scope);
-    count(&control.barriers);
+    control.barriers++;
     add_command(e->buffer, BARRIER);
 }
 

@@ -41,10 +41,6 @@ void kept_write(const char *path, const sl_buf *payload);
 /* ---- runtime.c --------------------------------------------------------------------------------------------------- */
 
 extern standin_control control;
-/* Queues count on threads of their own. */
-static inline void count(long *what) {
-    __atomic_fetch_add(what, 1, __ATOMIC_RELAXED);
-}
 
 /* A rule was broken: ends the process, or is recorded. */
 void violate(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

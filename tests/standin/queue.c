@@ -41,7 +41,7 @@ static bool run_dispatch(command_buffer *b, const command *c) {
     }
     memcpy(run.groups, c->groups, sizeof run.groups);
     memcpy(run.threads, c->threads, sizeof run.threads);
-    count(&control.dispatches);
+    control.dispatches++;
     if (entry_run(c->pipeline->entry, &run, message, sizeof message))
         return true;
     fail_buffer(b, "MTLCommandBufferErrorDomain", 3, message);
@@ -71,7 +71,7 @@ static bool run_command(command_buffer *b, const command *c) {
     case WAIT:
         return run_wait(b->queue, c);
     case SIGNAL:
-        count(&control.signals);
+        control.signals++;
         event_raise(c->event, c->value);
         return true;
     case BARRIER:

@@ -1,17 +1,19 @@
 // moe: routing, grouping and combining of a mixture of experts; the experts themselves are
 // expert.metal and matmul.metal.
 //
-//   router       the k best experts of a row's logits in ascending id, and their weights. Softmax over all experts, or
+//   router_<n>   the k best experts of a row's logits in ascending id, and their weights. Softmax over all experts, or
 //                sigmoid of each; ties go to the lower id; optionally weights are divided by their sum (added in
 //                descending order, as transformers does), then multiplied by args.scale. What experts are chosen by may
 //                be the logits themselves, may have a bias, and may leave out all but the best groups of experts (those
 //                with the highest sums of their two best). Marks the pairs as not done.
-//                A row with a NaN gets NaN weights. Grid (rows), threadgroup (32): one SIMD-group, k passes over the
-//                experts, a lane takes every 32nd. Threadgroup memory: 0: experts floats, 1: 2 * top_k words.
-//                Slots: 1 logits, 2 chosen, 3 weight, 4 done, 5 bias[experts] (for choosing), 6 step
+//                A row with a NaN gets NaN weights. Grid (rows), threadgroup (32): one SIMD-group, for n experts at most
+//                (128, 256, 512, 2048); a lane has every 32nd in registers, k passes choose. Threadgroup memory 0:
+//                experts floats with groups, else any. Slots: 1 logits, 2 chosen, 3 weight, 4 done, 5 bias[experts]
+//                (for choosing), 6 step
 //   group_pairs  the pairs by expert: pairs[list] ascending by expert, then by pair; tiles of up to tile_rows pairs of
-//                one expert for matmul_expert; counts[0] tiles. One threadgroup (any size); a thread per expert reads all
-//                pairs twice, in step with the others. Threadgroup memory 0: 2 * (experts + 1) words.
+//                one expert for matmul_expert; counts[0] tiles. Grid (experts), threadgroups of any size: each counts the
+//                pairs of the experts before its own, so that none waits for another, and lists its own; 4 bytes a pair
+//                and expert, from cache. Threadgroup memory 0: experts words.
 //                Slots: 1 chosen, 2 pairs, 3 tiles, 4 counts[2] {tiles, pairs}, 5 step
 //   combine      residual += sum over ranks ascending of weight * out[pair], + shared * sigmoid(gate). A pair not done
 //                leaves its row alone and sets status[row]. Grid (any, rows); bytes 4 * (k + 3) per element; the
@@ -32,28 +34,6 @@ SL_SWITCH(fc_shared_gate, SL_FC_SHARED_GATE)
 // A number to choose by from a logit less the largest (softmax) or a logit (sigmoid).
 inline float score_of(float logit, float largest) {
     return fc_sigmoid ? sigmoid(logit) : exp(logit - largest);
-}
-
-inline float largest_logit(device const float *logits, uint experts, uint lane) {
-    float largest = logits[0];
-    for (uint e = lane; e < experts; e += SL_SIMD)
-        largest = logits[e] > largest ? logits[e] : largest;
-    return simd_max(largest);
-}
-
-// Fills key[e], what experts are chosen by; returns the sum of the scores.
-inline float fill_keys(threadgroup float *key, device const float *logits, device const float *bias, uint experts,
-                       float largest, uint lane) {
-    float sum = 0.0f;
-    for (uint e = lane; e < experts; e += SL_SIMD) {
-        float s = score_of(logits[e], largest);
-        sum += s;
-        key[e] = fc_by_logit ? logits[e] : s;
-    }
-    sum = simd_sum(sum);
-    for (uint e = lane; e < experts && fc_select_bias; e += SL_SIMD)
-        key[e] = (fc_sigmoid || fc_by_logit ? key[e] : key[e] / sum) + bias[e];
-    return sum;
 }
 
 // The sum of a group's two best keys.
@@ -95,106 +75,151 @@ inline void leave_groups(threadgroup float *key, uint experts, uint groups, uint
     simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// The expert with the largest key among those not taken, the lowest of equals; a NaN counts as less than any number.
-inline uint best_expert(threadgroup const float *key, threadgroup const uint *taken, uint count, uint experts,
-                        uint lane) {
-    float best = 0.0f;
-    uint id = 0xffffffffu;
-    for (uint e = lane; e < experts; e += SL_SIMD) {
-        bool free = true;
-        for (uint i = 0; i < count; i++)
-            free = free && taken[i] != e;
-        if (free && (id == 0xffffffffu || key[e] > best || (best != best && key[e] == key[e]))) {
-            best = key[e];
-            id = e;
-        }
-    }
-    bool number = id != 0xffffffffu && best == best;
-    bool any = simd_max(number ? 1 : 0) != 0;
-    float largest = simd_max(number ? best : -FLT_MAX);
-    bool mine = any ? number && best == largest : id != 0xffffffffu;
-    return simd_min(mine ? id : 0xffffffffu);
+// A number as a word of the same order, 0 and -0 as one; a NaN is less than any number, a taken expert (0) less still.
+inline uint order_of(float v) {
+    uint bits = as_type<uint>(v + 0.0f);
+    return v != v ? 1 : bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
+template <uint N>
 [[kernel, max_total_threads_per_threadgroup(32)]] void
 router(constant sl_router_args &a [[buffer(0)]], device const float *logits [[buffer(1)]],
        device int *chosen [[buffer(2)]], device float *weight [[buffer(3)]], device uchar *done [[buffer(4)]],
        device const float *bias [[buffer(5)]], device const int *step [[buffer(6)]],
-       threadgroup float *key [[threadgroup(0)]], threadgroup uint *taken [[threadgroup(1)]],
-       uint group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+       threadgroup float *keys [[threadgroup(0)]], uint group [[threadgroup_position_in_grid]],
+       uint lane [[thread_index_in_simdgroup]]) {
     if (group >= uint(step_head(step).rows))
         return;
     uint k = a.top_k;
-    threadgroup float *score = (threadgroup float *)(taken + k);
     device const float *mine = logits + ulong(group) * a.logits_stride;
-    float largest = largest_logit(mine, a.experts, lane), sum = 0.0f;
-    float total = fill_keys(key, mine, bias, a.experts, largest, lane); // a lane reads only the keys it wrote
-    if (fc_groups)
-        leave_groups(key, a.experts, a.groups, a.top_groups, lane);
-    for (uint i = 0; i < k; i++) {
-        uint id = best_expert(key, taken, i, a.experts, lane);
-        float s = score_of(mine[id], largest);
-        sum += s;
-        if (lane == 0) {
-            taken[i] = id;
-            score[i] = s;
+    float logit[N], score[N], largest, sum = 0.0f;
+    uint order[N]; // of what experts are chosen by
+#pragma unroll
+    for (uint i = 0; i < N; i++) {
+        uint e = i * SL_SIMD + lane;
+        logit[i] = mine[e < a.experts ? e : 0];
+        largest = i == 0 || logit[i] > largest ? logit[i] : largest;
+    }
+    largest = simd_max(largest);
+#pragma unroll
+    for (uint i = 0; i < N; i++) {
+        score[i] = score_of(logit[i], largest);
+        sum += i * SL_SIMD + lane < a.experts ? score[i] : 0.0f;
+    }
+    float total = simd_sum(sum);
+#pragma unroll
+    for (uint i = 0; i < N; i++) {
+        uint e = i * SL_SIMD + lane;
+        float key = fc_by_logit ? logit[i] : score[i];
+        if (fc_select_bias && e < a.experts)
+            key = (fc_sigmoid || fc_by_logit ? key : key / total) + bias[e];
+        order[i] = e < a.experts ? order_of(key) : 0;
+        if (fc_groups && e < a.experts)
+            keys[e] = key;
+    }
+    if (fc_groups) {
+        leave_groups(keys, a.experts, a.groups, a.top_groups, lane);
+#pragma unroll
+        for (uint i = 0; i < N; i++)
+            order[i] = i * SL_SIMD + lane < a.experts ? order_of(keys[i * SL_SIMD + lane]) : 0;
+    }
+    sum = 0.0f;
+    for (uint n = 0; n < k; n++) {
+        uint best = order[0], at = lane;
+        float own = score[0];
+#pragma unroll
+        for (uint i = 1; i < N; i++) {
+            bool more = order[i] > best; // of equals the first
+            best = more ? order[i] : best;
+            at = more ? i * SL_SIMD + lane : at;
+            own = more ? score[i] : own;
         }
-        simdgroup_barrier(mem_flags::mem_threadgroup);
+        uint id = simd_min(best == simd_max(best) ? at : 0xffffffffu);
+        sum += simd_shuffle(own, ushort(id % SL_SIMD));
+#pragma unroll
+        for (uint i = 0; i < N; i++)
+            order[i] = i * SL_SIMD + lane == id ? 0 : order[i];
     }
     // softmax: all of all experts need no second norm; total tells of a NaN that was not chosen
     bool by_sum = fc_normalize && (fc_sigmoid || k < a.experts);
     float norm = by_sum ? sum : fc_sigmoid ? 1.0f : total;
     if (total != total)
         norm = total;
-    for (uint i = lane; i < k; i += SL_SIMD) {
-        uint at = 0; // place in ascending id
-        for (uint j = 0; j < k; j++)
-            at += taken[j] < taken[i] ? 1 : 0;
-        ulong pair = ulong(group) * k + at;
-        chosen[pair] = int(taken[i]);
-        weight[pair] = score[i] / norm * a.scale;
-        done[pair] = 0;
+    ulong pair = ulong(group) * k;
+#pragma unroll
+    for (uint i = 0; i < N; i++) {
+        uint e = i * SL_SIMD + lane;
+        bool taken = e < a.experts && order[i] == 0;
+        uint all = uint(ulong(simd_ballot(taken)));
+        if (taken) {
+            ulong at = pair + popcount(all & ((1u << lane) - 1)); // ascending id
+            chosen[at] = int(e);
+            weight[at] = score[i] / norm * a.scale;
+            done[at] = 0;
+        }
+        pair += popcount(all);
     }
 }
+
+SL_KERNEL("router_128", router, 4)
+SL_KERNEL("router_256", router, 8)
+SL_KERNEL("router_512", router, 16)
+SL_KERNEL("router_2048", router, 64)
 
 // ---- pairs by expert -----------------------------------------------------------------------------------------------
 
 [[kernel]] void group_pairs(constant sl_router_args &a [[buffer(0)]], device const int *chosen [[buffer(1)]],
                             device int *pairs [[buffer(2)]], device sl_pair_tile *tiles [[buffer(3)]],
                             device uint *counts [[buffer(4)]], device const int *step [[buffer(5)]],
-                            threadgroup uint *first [[threadgroup(0)]],
+                            threadgroup atomic_uint *count [[threadgroup(0)]],
+                            uint expert [[threadgroup_position_in_grid]],
                             uint thread_at [[thread_position_in_threadgroup]],
-                            uint threads [[threads_per_threadgroup]]) {
-    uint n = uint(step_head(step).rows) * a.top_k, experts = a.experts;
-    threadgroup uint *tile = first + experts + 1;
-    for (uint e = thread_at; e < experts; e += threads) {
-        uint count = 0;
-        for (uint i = 0; i < n; i++)
-            count += uint(chosen[i]) == e ? 1 : 0;
-        first[e + 1] = count;
-        tile[e + 1] = (count + a.tile_rows - 1) / a.tile_rows;
+                            uint threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+                            uint simd [[simdgroup_index_in_threadgroup]], uint simds [[simdgroups_per_threadgroup]]) {
+    threadgroup uint3 part[32]; // of each SIMD-group: pairs and tiles of experts before this one, pairs of this one
+    if (expert >= a.experts)
+        return;
+    uint n = uint(step_head(step).rows) * a.top_k, each = (n + threads - 1) / threads * SL_SIMD;
+    uint begin = simd * each, end = min(n, begin + each); // a SIMD-group's pairs
+    for (uint e = thread_at; e < expert; e += threads)
+        atomic_store_explicit(&count[e], 0, memory_order_relaxed);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint3 sums = uint3(0);
+    for (uint i = begin + lane; i < end; i += SL_SIMD) {
+        uint e = uint(chosen[i]);
+        sums.z += e == expert ? 1 : 0;
+        if (e < expert)
+            atomic_fetch_add_explicit(&count[e], 1, memory_order_relaxed);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (thread_at == 0) {
-        first[0] = tile[0] = 0;
-        for (uint e = 0; e < experts; e++) {
-            first[e + 1] += first[e];
-            tile[e + 1] += tile[e];
-        }
-        counts[0] = min(tile[experts], a.tiles);
-        counts[1] = first[experts];
+    for (uint e = thread_at; e < expert; e += threads) {
+        uint c = atomic_load_explicit(&count[e], memory_order_relaxed);
+        sums.x += c;
+        sums.y += (c + a.tile_rows - 1) / a.tile_rows;
     }
+    sums = uint3(simd_sum(sums.x), simd_sum(sums.y), simd_sum(sums.z));
+    if (lane == 0)
+        part[simd] = sums;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint e = thread_at; e < experts; e += threads) {
-        uint at = first[e];
-        for (uint i = 0; i < n; i++)
-            if (uint(chosen[i]) == e)
-                pairs[at++] = int(i);
-        for (uint t = tile[e]; t < tile[e + 1] && t < a.tiles; t++) {
-            uint begin = first[e] + (t - tile[e]) * a.tile_rows;
-            sl_pair_tile made = {int(e), begin, min(begin + a.tile_rows, first[e + 1]), 0};
-            tiles[t] = made;
-        }
+    uint3 theirs = lane < simds ? part[lane] : uint3(0);
+    uint first = simd_sum(theirs.x), tile = simd_sum(theirs.y), own = simd_sum(theirs.z);
+    uint at = first + simd_sum(lane < simd ? theirs.z : 0);
+    for (uint i = begin; i < end && sums.z != 0; i += SL_SIMD) {
+        bool mine = i + lane < end && uint(chosen[i + lane]) == expert;
+        uint all = uint(ulong(simd_ballot(mine)));
+        if (mine)
+            pairs[at + popcount(all & ((1u << lane) - 1))] = int(i + lane);
+        at += popcount(all);
+    }
+    uint own_tiles = (own + a.tile_rows - 1) / a.tile_rows;
+    for (uint t = thread_at; t < own_tiles && tile + t < a.tiles; t += threads) {
+        uint from = first + t * a.tile_rows;
+        sl_pair_tile made = {int(expert), from, min(from + a.tile_rows, first + own), 0};
+        tiles[tile + t] = made;
+    }
+    if (expert + 1 == a.experts && thread_at == 0) {
+        counts[0] = min(tile + own_tiles, a.tiles);
+        counts[1] = first + own;
     }
 }
 

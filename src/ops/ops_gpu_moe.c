@@ -9,7 +9,11 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { READY_MAX = 64 };
+enum {
+    READY_MAX = 64,
+    GROUP_THREADS = 512,
+    GROUP_PAIRS_EACH = 4 /* of a thread of group_pairs, up to GROUP_THREADS */
+};
 
 static uint64_t pair_count(const gpu_moe *x) {
     return (uint64_t)x->rows * (uint64_t)x->m->top_k;
@@ -22,6 +26,14 @@ static uint32_t router_bits(const sl_moe *m) {
     return (m->normalize || among ? 1u << SL_FC_NORMALIZE : 0) | (among ? 1u << SL_FC_BY_LOGIT : 0) |
            (m->kind == SL_ROUTER_SIGMOID ? 1u << SL_FC_SIGMOID : 0) | (m->groups > 1 ? 1u << SL_FC_GROUPS : 0) |
            (has_weight(&m->choice_bias) ? 1u << SL_FC_SELECT_BIAS : 0);
+}
+
+/* By how many experts a lane has in registers. */
+static const char *router_entry(const sl_moe *m) {
+    return m->experts <= 128   ? "router_128"
+           : m->experts <= 256 ? "router_256"
+           : m->experts <= 512 ? "router_512"
+                               : "router_2048";
 }
 
 bool gpu_moe_route(gpu_moe *x) {
@@ -47,7 +59,7 @@ bool gpu_moe_route(gpu_moe *x) {
                         .tile_rows = gpu_moe_large(x) ? (uint32_t)r->o->large_tokens : SL_MATMUL_TOKENS};
     if (!gpu_multiply(r, &p))
         return false;
-    gpu_call c = gpu_call_begin(r, GPU_MOE, router_bits(m), &a, sizeof a, "router");
+    gpu_call c = gpu_call_begin(r, GPU_MOE, router_bits(m), &a, sizeof a, router_entry(m));
     gpu_call_bind(&c, 1, s->router, (uint64_t)x->rows * (uint64_t)m->experts * sizeof(float));
     gpu_call_bind(&c, 2, x->chosen, pairs * sizeof(int32_t));
     gpu_call_bind(&c, 3, s->weight, pairs * sizeof(float));
@@ -55,8 +67,7 @@ bool gpu_moe_route(gpu_moe *x) {
     gpu_call_bind(&c, 5, has_weight(bias) ? gpu_at(r->o, bias->buffer, bias->offset[0]) : NULL,
                   (uint64_t)m->experts * sizeof(float));
     gpu_bind_step(&c, 6);
-    gpu_call_threadgroup(&c, 0, (uint32_t)m->experts * 4);
-    gpu_call_threadgroup(&c, 1, 2 * (uint32_t)m->top_k * 4);
+    gpu_call_threadgroup(&c, 0, m->groups > 1 ? (uint32_t)m->experts * 4 : 16);
     if (!gpu_call_end(&c, (uint32_t)x->rows, 1, 1, SL_SIMD) || !x->many)
         return c.pipeline != NULL;
     c = gpu_call_begin(r, GPU_MOE, 0, &a, sizeof a, "group_pairs");
@@ -65,8 +76,9 @@ bool gpu_moe_route(gpu_moe *x) {
     gpu_call_bind(&c, 3, s->tiles, (uint64_t)a.tiles * sizeof(sl_pair_tile));
     gpu_call_bind(&c, 4, s->tile_count, 2 * sizeof(uint32_t));
     gpu_bind_step(&c, 5);
-    gpu_call_threadgroup(&c, 0, 2 * ((uint32_t)m->experts + 1) * 4);
-    return gpu_call_end(&c, 1, 1, 1, 128);
+    gpu_call_threadgroup(&c, 0, (uint32_t)m->experts * 4);
+    uint32_t threads = SL_SIMD * gpu_ceil_div((int64_t)pairs, SL_SIMD * GROUP_PAIRS_EACH);
+    return gpu_call_end(&c, (uint32_t)m->experts, 1, 1, threads < GROUP_THREADS ? threads : GROUP_THREADS);
 }
 
 /* Distinct experts of rows that have not failed, ascending; -1: error. */

@@ -133,15 +133,18 @@ static void route(rng *r, const router_case *c) {
         constants[m++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_NORMALIZE);
     if (c->bias)
         constants[m++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_SELECT_BIAS);
-    kernels_run(&k, &(kernel_call){.entry = "router",
+    char entry[16];
+    int widest = c->experts <= 128 ? 128 : c->experts <= 256 ? 256 : c->experts <= 512 ? 512 : 2048;
+    snprintf(entry, sizeof entry, "router_%d", widest);
+    kernels_run(&k, &(kernel_call){.entry = entry,
                                    .groups = {(uint32_t)c->rows + 1, 1, 1},
                                    .threads = {32, 1, 1},
                                    .bindings = b,
                                    .count = 7,
                                    .constants = constants,
                                    .constant_count = m,
-                                   .lengths = {{0, (uint32_t)c->experts * 4}, {1, (uint32_t)c->top_k * 8}},
-                                   .length_count = 2});
+                                   .lengths = {{0, (uint32_t)c->experts * 4}},
+                                   .length_count = 1});
     double worst = 0;
     for (int32_t i = 0; i < c->rows; i++) {
         int32_t *ids = chosen + i * c->top_k;
@@ -198,6 +201,12 @@ static void the_router_chooses_as_the_cpu(void **state) {
         {2, 18, 3, true, true, true, 1, 1, .kind = WITH_NAN, .groups = 6, .top_groups = 2},
         {3, 40, 4, false, true, false, 1, 2, .kind = PLAIN, .by_logit = true},
         {2, 33, 3, false, true, true, 1, 1, .kind = PLAIN, .by_logit = true},
+        {2, 128, 70, true, false, true, 1, 1, .kind = PLAIN},
+        {2, 256, 256, true, true, false, 1, 1, .kind = TIES},
+        {2, 257, 8, false, true, false, 1, 2, .kind = PLAIN},
+        {2, 513, 11, false, false, false, 1, 1, .kind = TIES},
+        {2, 590, 70, true, true, true, 1, 1, .kind = PLAIN},
+        {2, 512, 8, true, true, true, 2.5f, 1, .kind = PLAIN, .groups = 8, .top_groups = 4},
     };
     rng r = {seed};
     for (size_t i = 0; i < SL_COUNT(cases); i++)
@@ -226,11 +235,11 @@ static void group(rng *r, int32_t rows, int32_t experts, int32_t top_k, uint32_t
                           out(2, pairs, (size_t)(n + 1) * 4), out(3, tiles, (size_t)(room + 1) * sizeof *tiles),
                           out(4, counts, sizeof counts),      in(5, step.words, step.bytes)};
     kernels_run(&k, &(kernel_call){.entry = "group_pairs",
-                                   .groups = {1, 1, 1},
+                                   .groups = {(uint32_t)experts + 1, 1, 1},
                                    .threads = {threads, 1, 1},
                                    .bindings = b,
                                    .count = 6,
-                                   .lengths = {{0, (uint32_t)(experts + 1) * 8}},
+                                   .lengths = {{0, (uint32_t)experts * 4}},
                                    .length_count = 1});
     uint32_t at = 0, tile = 0;
     for (int32_t e = 0; e < experts; e++) {
@@ -262,6 +271,10 @@ static void pairs_are_listed_by_expert(void **state) {
     group(&r, 70, 3, 3, 32, 0);
     group(&r, 20, 70, 8, 64, 0);
     group(&r, 70, 3, 2, 32, 2);
+    group(&r, 33, 40, 5, 128, 0);
+    group(&r, 17, 70, 3, 32, 9);
+    group(&r, 150, 6, 2, 96, 0);
+    group(&r, 1, 3, 1, 1024, 0);
 }
 
 /* ---- combine ----------------------------------------------------------------------------------------------------- */

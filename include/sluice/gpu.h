@@ -63,6 +63,7 @@ typedef struct sl_gpu_info {
     bool unified;                     /* host and device share memory: mapping copies nothing */
     bool bfloat, simdgroup_matrix, residency;
     bool virtual_device;
+    bool serial;  /* a checker or a setting has every command wait for its end: a list must not wait for the host */
     int language; /* MSL version * 10: 31 is 3.1 */
 } sl_gpu_info;
 SL_API void sl_gpu_get_info(const sl_gpu *g, sl_gpu_info *info);

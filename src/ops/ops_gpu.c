@@ -225,8 +225,13 @@ static void abandon(sl_ops_gpu *o) {
     sl_error ignored;
     sl_gpu_list_free(o->list);
     o->list = NULL;
-    sl_gpu_synchronize(o->stream, GPU_TIMEOUT_NS, &ignored);
-    sl_gpu_stream_recover(o->stream, &ignored);
+    sl_gpu_stream *streams[] = {o->stream, o->copies};
+    bool sound = true;
+    for (size_t i = 0; i < SL_COUNT(streams) && streams[i]; i++) {
+        sound = sl_gpu_synchronize(streams[i], GPU_TIMEOUT_NS, &ignored) && sound;
+        sl_gpu_stream_recover(streams[i], &ignored);
+    }
+    gpu_tier_doubt(o, sound);
 }
 
 static bool gpu_run_program(sl_ops *ops, sl_program *p, sl_step *step, sl_error *err) {
@@ -238,7 +243,7 @@ static bool gpu_run_program(sl_ops *ops, sl_program *p, sl_step *step, sl_error 
     uint64_t began = sl_now_ns();
     if (!ops_check_step(&o->known, p, step, err) || !gpu_step_fill(&r))
         return false;
-    bool ok = wrap_logits(&r, true) && gpu_tier_open(o, p, err) && gpu_warm(&r) &&
+    bool ok = wrap_logits(&r, true) && gpu_tier_open(o, p, err) && gpu_tier_fill(&r) && gpu_warm(&r) &&
               (gpu_ahead_possible(&r) ? gpu_run_ahead(&r) : encode_all(&r));
     if (!ok)
         abandon(o);
@@ -339,6 +344,7 @@ sl_ops *sl_ops_gpu_new(sl_gpu *gpu, sl_mem *mem, sl_error *err) {
     o->unmapped = sl_mem_unmapped(mem);
     sl_gpu_get_info(gpu, &info);
     o->apart = !info.unified;
+    o->serial = info.serial;
     pthread_mutex_init(&o->homes.lock, NULL);
     snprintf(o->isa, sizeof o->isa, "%s %s", info.device, info.family);
     o->few = strcmp(info.device, "cuda") == 0;

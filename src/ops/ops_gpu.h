@@ -138,7 +138,7 @@ typedef struct gpu_scratch {
     uint8_t *partial;                  /* attention over splits */
     uint8_t *router, *chosen, *weight; /* [rows][experts], [rows][top_k] twice */
     uint8_t *chosen_ahead;             /* [layers][GPU_MATMUL_ROWS][top_k] */
-    uint8_t *status_ahead;             /* [layers][GPU_MATMUL_ROWS] */
+    uint8_t *status_ahead;             /* [layers][rows, or GPU_MATMUL_ROWS where those are more] */
     uint8_t *table;                    /* one snapshot of [experts][SL_PARTS] u64 and one more per MoE layer */
     uint8_t *pairs, *tiles, *tile_count;
     uint8_t *inner, *up; /* [pairs][inner] */
@@ -185,6 +185,7 @@ typedef struct sl_ops_gpu {
     sl_ops_times times;
     sl_gpu_span *spans; /* NULL: phases are not told apart */
     uint64_t phase_ns[GPU_PHASES];
+    bool serial;      /* lists run while they are given: nothing in one may wait for the host */
     bool few;         /* few.metal is used */
     int few_panel;    /* its SL_FEW_PANEL */
     int large_tokens; /* its SL_LARGE_TOKENS */
@@ -278,10 +279,13 @@ int32_t gpu_tier_slots(const sl_ops_gpu *o);
 /* Gives its last piece of slots back; false: it keeps what one token of a layer needs. Between steps. */
 bool gpu_tier_yield(sl_ops_gpu *o);
 bool gpu_tier_complete(const sl_ops_gpu *o); /* has every expert of the model */
-/* Brings all of them, the first time, where there is room. */
-bool gpu_tier_fill(sl_ops_gpu *o, const sl_program *p, sl_error *err);
-/* Copies experts there on a stream of their own and enters them into a table (NULL: none). */
-bool gpu_tier_bring(sl_ops_gpu *o, const sl_moe *m, const sl_expert_view *views, int n, uint8_t *table, sl_error *err);
+/* Brings all of them, before the first step, where there is room. */
+bool gpu_tier_fill(gpu_run *r);
+/* A list of the stream on which experts are copied beside what is computed; NULL: error. */
+sl_gpu_list *gpu_tier_list(sl_ops_gpu *o, sl_error *err);
+/* In such a list: copies of experts there, which are entered into a table (NULL: none). */
+bool gpu_tier_enter(sl_ops_gpu *o, sl_gpu_list *l, const sl_moe *m, const sl_expert_view *views, int n, uint8_t *table,
+                    sl_error *err);
 /* Another number whenever the entries of the layer are others. */
 uint64_t gpu_tier_generation(const sl_ops_gpu *o, int32_t layer);
 /* What the layer's parts begin at a multiple of there. */
@@ -289,6 +293,9 @@ uint32_t gpu_tier_align(const sl_ops_gpu *o, int32_t layer);
 int gpu_tier_pieces(const sl_ops_gpu *o, gpu_span piece[SL_SLAB_COUNT]);
 /* A new pass begins: what earlier ones wanted may be evicted. */
 void gpu_tier_pass(sl_ops_gpu *o);
+/* After a failed step: what its last pass brought may never have been copied; unless the streams are sound, what others
+ * brought, too. */
+void gpu_tier_doubt(sl_ops_gpu *o, bool sound);
 /* The entry of an expert that is there; want: the running pass reads it. */
 bool gpu_tier_find(sl_ops_gpu *o, const sl_moe *m, int32_t id, bool want, uint64_t entry[SL_PARTS]);
 /* Makes it be there, by copies in the list from the host's slot; false: *full, every slot is wanted by the running

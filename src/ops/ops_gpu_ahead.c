@@ -3,14 +3,15 @@
  * Per MoE layer the list routes, raises `routed`, computes the shared expert and those experts that a first table shows
  * (what was in slots when the layer before was served), raises `computed`, waits for `delivered`, computes those of a
  * second table (what had to be read), and combines. The host follows: when a layer is routed it claims that layer's
- * experts, reads what is missing, fills the second table and the next layer's first one, and raises `delivered`. So the
- * device waits only where something is read, and then has the layer's other experts to do; where every expert of the
- * model is in memory, there are no events and no second tables, and nobody waits.
+ * experts, reads what is missing, fills the second table and the next layer's first one, and raises `delivered`; where
+ * experts are copied to the device's own memory, the stream that copies them raises it behind the last. So the device
+ * waits only where something is read, and then has the layer's other experts to do; where every expert of the model is
+ * in memory, there are no events and no second tables, and nobody waits.
  *
  * Why what the device reads does not change under it: an expert of a first table that a row chose is claimed before
  * anything is evicted for its layer, and nothing is evicted between the table's making and that claim; claims of a
- * layer are given back when the next one is routed, behind everything that read them. Steps of few rows only, whose
- * experts all fit the slots. */
+ * layer are given back when the next one is routed, behind everything that read them. Steps of few rows, whose
+ * experts all fit the slots; of many only where every expert is in the device's own memory. */
 #include "ops/ops_gpu.h"
 
 #include <stdlib.h>
@@ -24,7 +25,10 @@ typedef struct gpu_ahead {
     uint64_t first_tick; /* of the step's first MoE layer */
     int32_t layers;      /* MoE layers of the program */
     sl_gpu_ticket ticket;
-    bool open; /* an iteration is */
+    sl_gpu_list *copying; /* copies of the layer's last experts, not yet submitted */
+    sl_gpu_ticket copied; /* the last list of copies; 0: none */
+    bool sent;            /* some of the layer's have been submitted */
+    bool open;            /* an iteration is */
     /* What the first tables show, by index: they are written anew only when that has changed. */
     struct known_table {
         int32_t layer;
@@ -39,18 +43,19 @@ typedef struct gpu_ahead {
 static bool layer_fits(const gpu_run *r, const sl_moe *m, sl_expert_peek *peek) {
     const sl_expert_source *src = &r->o->known.experts;
     int64_t most = sl_min_i64((int64_t)r->step->rows * m->top_k, m->experts);
-    if (!src->peek(src->self, m->layer, peek) || most > peek->holds)
+    bool few = r->step->rows < GPU_MATMUL_ROWS;
+    if (!src->peek(src->self, m->layer, peek))
         return false;
     if (!r->o->tier)
-        return peek->blocks > 0;
+        return few && peek->blocks > 0 && most <= peek->holds && (peek->all_resident || !r->o->serial);
     peek->all_resident = gpu_tier_complete(r->o);
-    return most <= gpu_tier_slots(r->o);
+    return peek->all_resident || (few && !r->o->serial && most <= peek->holds && most <= gpu_tier_slots(r->o));
 }
 
 static bool fits(ahead *a) {
     const gpu_run *r = a->r;
     const sl_expert_source *src = &r->o->known.experts;
-    if (!src->peek || !src->resident || r->step->rows >= GPU_MATMUL_ROWS)
+    if (!src->peek || !src->resident)
         return false;
     for (size_t i = 0; i < r->p->count; i++) {
         sl_expert_peek peek;
@@ -85,12 +90,18 @@ static uint8_t *table_at(const ahead *a, int32_t index) {
     return s->table + (uint64_t)(index + 1) * bytes;
 }
 
-/* A layer of the step; its choice stays until the step is over. */
+/* Rows that a layer's status has room for. */
+static uint64_t rows_kept(const ahead *a) {
+    return (uint64_t)sl_max_i64(a->r->step->rows, GPU_MATMUL_ROWS);
+}
+
+/* A layer of the step; the choice of few rows stays until the step is over. */
 static gpu_moe moe_at(const ahead *a, const op *o, int32_t index) {
     const gpu_scratch *s = &a->r->o->scratch;
     gpu_moe x = gpu_moe_of(a->r, o);
-    x.chosen = s->chosen_ahead + (uint64_t)index * GPU_MATMUL_ROWS * (uint64_t)s->extent.top_k * sizeof(int32_t);
-    x.status = s->status_ahead + (uint64_t)index * GPU_MATMUL_ROWS * sizeof(int32_t);
+    if (!x.many)
+        x.chosen = s->chosen_ahead + (uint64_t)index * GPU_MATMUL_ROWS * (uint64_t)s->extent.top_k * sizeof(int32_t);
+    x.status = s->status_ahead + (uint64_t)index * rows_kept(a) * sizeof(int32_t);
     return x;
 }
 
@@ -230,11 +241,7 @@ static bool encode_moe(ahead *a, const op *o, int32_t index) {
 
 /* What the host looks at when the step is over. */
 static bool encode_results(ahead *a) {
-    const gpu_scratch *s = &a->r->o->scratch;
-    uint64_t places = (uint64_t)a->layers * GPU_MATMUL_ROWS;
-    if (a->peek.all_resident && !gpu_pull(a->r, s->chosen_ahead, places * (uint64_t)s->extent.top_k * sizeof(int32_t)))
-        return false;
-    return gpu_pull(a->r, s->status_ahead, places * sizeof(int32_t));
+    return gpu_pull(a->r, a->r->o->scratch.status_ahead, (uint64_t)a->layers * rows_kept(a) * sizeof(int32_t));
 }
 
 static bool encode_step(ahead *a) {
@@ -278,6 +285,13 @@ static void close_iteration(ahead *a) {
     a->open = false;
 }
 
+static bool submit_copies(ahead *a) {
+    sl_gpu_list *l = a->copying;
+    a->copying = NULL;
+    a->sent = true;
+    return sl_gpu_submit(l, &a->copied, a->r->err);
+}
+
 /* Those that the first table shows need not be asked for. */
 static int32_t without_shown(ahead *a, gpu_moe *x, int32_t *ids, int32_t n) {
     int32_t left = 0;
@@ -292,6 +306,15 @@ static int32_t without_shown(ahead *a, gpu_moe *x, int32_t *ids, int32_t n) {
             ids[left++] = ids[i];
     }
     return left;
+}
+
+/* Copies of n views begin at once, but for the layer's last: behind those `delivered` is raised (send_last). */
+static bool copy_there(ahead *a, const gpu_moe *x, int n) {
+    sl_ops_gpu *o = a->r->o;
+    a->copying = gpu_tier_list(o, a->r->err);
+    if (!a->copying || !gpu_tier_enter(o, a->copying, x->m, a->views, n, table_at(a, TABLE_SECOND), a->r->err))
+        return false;
+    return x->wanted == 0 || submit_copies(a);
 }
 
 /* All that the layer's rows want, read where needed; what the first table does not show goes into the second. */
@@ -313,7 +336,7 @@ static bool deliver(ahead *a, gpu_moe *x, int32_t index, bool *waited) {
         }
         if (a->r->o->tier && !a->peek.all_resident) {
             *waited = true;
-            if (!gpu_tier_bring(a->r->o, x->m, a->views, n, table_at(a, TABLE_SECOND), a->r->err))
+            if (!copy_there(a, x, n))
                 return false;
             continue;
         }
@@ -326,6 +349,16 @@ static bool deliver(ahead *a, gpu_moe *x, int32_t index, bool *waited) {
         }
     }
     return true;
+}
+
+/* The layer is served once all copies are there; without any, now. */
+static bool raise_delivered(ahead *a, uint64_t tick) {
+    sl_ops_gpu *o = a->r->o;
+    if (!a->copying && !a->sent)
+        return sl_gpu_event_signal(o->delivered, tick, a->r->err);
+    if (!a->copying)
+        a->copying = gpu_tier_list(o, a->r->err);
+    return a->copying && sl_gpu_encode_signal(a->copying, o->delivered, tick, a->r->err) && submit_copies(a);
 }
 
 static void count_wait(ahead *a, uint64_t tick, uint64_t ns) {
@@ -361,6 +394,7 @@ static bool serve(ahead *a, const op *o, const op *next, int32_t index) {
         return sl_fail(r->err, SL_ERR_CANCELLED, "cancelled in MoE layer %d", x.m->layer);
     uint64_t began = sl_now_ns();
     memset(table_at(a, TABLE_SECOND), 0, gpu_table_bytes(x.m));
+    a->sent = false;
     if (!begin_layer(a, &x) || !deliver(a, &x, index, &waited) || (next && !show_resident(a, &next->u.moe, index + 1)))
         return false;
     uint64_t ns = sl_now_ns() - began;
@@ -368,7 +402,7 @@ static bool serve(ahead *a, const op *o, const op *next, int32_t index) {
         r->o->times.expert_wait += ns;
     if (waited)
         count_wait(a, tick, ns);
-    return sl_gpu_event_signal(r->o->delivered, tick, r->err);
+    return raise_delivered(a, tick);
 }
 
 static const op *moe_behind(const sl_program *p, size_t *at) {
@@ -386,7 +420,9 @@ static bool follow(ahead *a) {
             return false;
         o = next;
     }
-    return gpu_await(a->r, a->ticket);
+    sl_ops_gpu *g = a->r->o; /* the copies are over by then: this asks whether they failed */
+    return gpu_await(a->r, a->ticket) &&
+           (!a->copied || sl_gpu_wait(g->copies, a->copied, GPU_TIMEOUT_NS, NULL, a->r->err));
 }
 
 /* Everything is in memory: claims, which order what is kept, are made when the step is over. */
@@ -419,6 +455,10 @@ static void let_through(ahead *a) {
     sl_ops_gpu *o = a->r->o;
     sl_error ignored;
     ((sl_step_head *)(void *)o->scratch.step)->aborted = 1;
+    sl_gpu_list_free(a->copying);
+    a->copying = NULL;
+    if (a->copied) /* what a list is yet to raise the event to is raised by it first */
+        sl_gpu_wait(o->copies, a->copied, GPU_TIMEOUT_NS, NULL, &ignored);
     sl_gpu_event_signal(o->delivered, a->first_tick + (uint64_t)a->layers - 1, &ignored);
     if (a->ticket)
         sl_gpu_wait(o->stream, a->ticket, GPU_TIMEOUT_NS, NULL, &ignored);
@@ -445,7 +485,7 @@ bool gpu_ahead_possible(gpu_run *r) {
     ahead *a = o->ahead;
     a->r = r;
     a->layers = 0;
-    a->ticket = 0;
+    a->ticket = a->copied = 0;
     a->open = false;
     a->first_tick = o->tick + 1;
     return fits(a) && keep_known(a) && make_events(o, &ignored);

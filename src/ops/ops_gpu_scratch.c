@@ -34,7 +34,7 @@ static uint64_t lay_out(const gpu_extent *e, uint8_t *base, gpu_scratch *s) {
     s->table = take(&c, (uint64_t)(e->layers + 1) * (uint64_t)e->experts * SL_PARTS * sizeof(uint64_t));
     s->chosen = take(&c, pairs * sizeof(int32_t));
     s->chosen_ahead = take(&c, (uint64_t)e->layers * GPU_MATMUL_ROWS * (uint64_t)e->top_k * sizeof(int32_t));
-    s->status_ahead = take(&c, (uint64_t)e->layers * GPU_MATMUL_ROWS * sizeof(int32_t));
+    s->status_ahead = take(&c, (uint64_t)(e->layers * sl_max_i64(e->rows, GPU_MATMUL_ROWS)) * sizeof(int32_t));
     s->status = take(&c, rows * sizeof(int32_t));
     s->exchanged = c.at;
     s->half = take(&c, (row_halves > pair_halves ? row_halves : pair_halves) * 2);

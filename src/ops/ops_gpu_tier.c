@@ -234,6 +234,13 @@ static void forget(gpu_tier *t, int32_t slot) {
     s->layer = -1;
 }
 
+void gpu_tier_doubt(sl_ops_gpu *o, bool sound) {
+    gpu_tier *t = o->tier;
+    for (int32_t i = 0; t && i < t->slots; i++)
+        if (!sound || t->slot[i].pass == t->pass)
+            forget(t, i);
+}
+
 bool gpu_tier_yield(sl_ops_gpu *o) {
     gpu_tier *t = o->tier;
     int32_t left = t ? (t->chunks - 1) * t->per_chunk : 0;
@@ -337,22 +344,35 @@ bool gpu_tier_put(sl_ops_gpu *o, sl_gpu_list *l, const sl_moe *m, const sl_exper
 /* ---- everything ----------------------------------------------------------------------------------------------------
  */
 
-bool gpu_tier_bring(sl_ops_gpu *o, const sl_moe *m, const sl_expert_view *views, int n, uint8_t *table, sl_error *err) {
-    sl_gpu_ticket ticket;
+sl_gpu_list *gpu_tier_list(sl_ops_gpu *o, sl_error *err) {
     if (!o->copies)
         o->copies = sl_gpu_stream_new(o->gpu, err);
-    sl_gpu_list *l = o->copies ? sl_gpu_begin(o->copies, "experts", err) : NULL;
-    for (int i = 0; i < n && l; i++) {
+    return o->copies ? sl_gpu_begin(o->copies, "experts", err) : NULL;
+}
+
+bool gpu_tier_enter(sl_ops_gpu *o, sl_gpu_list *l, const sl_moe *m, const sl_expert_view *views, int n, uint8_t *table,
+                    sl_error *err) {
+    for (int i = 0; i < n; i++) {
         uint64_t entry[SL_PARTS];
         bool full;
-        if (!gpu_tier_put(o, l, m, &views[i], entry, &full, err)) {
-            sl_gpu_list_free(l);
+        if (!gpu_tier_put(o, l, m, &views[i], entry, &full, err))
             return full ? sl_fail(err, SL_ERR_MEMORY, "GPU memory holds too few experts for one layer") : false;
-        }
         if (table)
             memcpy(table + (uint64_t)views[i].id * sizeof entry, entry, sizeof entry);
     }
-    return l && sl_gpu_submit(l, &ticket, err) && sl_gpu_wait(o->copies, ticket, GPU_TIMEOUT_NS, NULL, err);
+    return true;
+}
+
+static bool bring(sl_ops_gpu *o, const sl_moe *m, const sl_expert_view *views, int n, sl_error *err) {
+    sl_gpu_ticket ticket;
+    sl_gpu_list *l = gpu_tier_list(o, err);
+    if (!l)
+        return false;
+    if (!gpu_tier_enter(o, l, m, views, n, NULL, err)) {
+        sl_gpu_list_free(l);
+        return false;
+    }
+    return sl_gpu_submit(l, &ticket, err) && sl_gpu_wait(o->copies, ticket, GPU_TIMEOUT_NS, NULL, err);
 }
 
 /* One layer's experts that are not there yet; those that cannot be read are asked for again when a row wants them. */
@@ -376,7 +396,7 @@ static bool fill_layer(sl_ops_gpu *o, const sl_moe *m, sl_error *err) {
     while (ok && (got = src->next(src->self, views, AT_ONCE, &unread)) != 0) {
         if (got < 0)
             continue;
-        ok = gpu_tier_bring(o, m, views, got, NULL, err);
+        ok = bring(o, m, views, got, err);
         if (ok)
             src->done(src->self, views, got);
     }
@@ -385,14 +405,24 @@ static bool fill_layer(sl_ops_gpu *o, const sl_moe *m, sl_error *err) {
 }
 
 /* Where every expert has room, all are brought there at once: then a token needs no host from its begin to its end. */
-bool gpu_tier_fill(sl_ops_gpu *o, const sl_program *p, sl_error *err) {
+bool gpu_tier_fill(gpu_run *r) {
+    sl_ops_gpu *o = r->o;
     gpu_tier *t = o->tier;
     if (!t || t->tried || !o->known.experts.peek || t->slots < t->layers * t->experts)
         return true;
-    t->tried = true;
     gpu_tier_pass(o);
-    for (size_t i = 0; i < p->count; i++)
-        if (p->list[i].kind == OP_MOE && !fill_layer(o, &p->list[i].u.moe, err))
+    for (size_t i = 0; i < r->p->count; i++) {
+        const sl_moe *m = &r->p->list[i].u.moe;
+        if (r->p->list[i].kind != OP_MOE)
+            continue;
+        if (r->step->cancelled && r->step->cancelled(r->step->user))
+            return sl_fail(r->err, SL_ERR_CANCELLED, "cancelled while layer %d's experts came to the device", m->layer);
+        if (!fill_layer(o, m, r->err)) {
+            t->tried = true; /* the next step does without */
             return false;
+        }
+    }
+    gpu_tier_pass(o);
+    t->tried = true;
     return true;
 }

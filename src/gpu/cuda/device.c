@@ -1,6 +1,7 @@
 /* Opening a CUDA device: which GPU, what it can do, what code is compiled for. */
 #include "gpu/cuda/cuda.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,11 +17,11 @@ uint64_t cuda_deadline(uint64_t timeout_ns) {
     return sl_add_u64(sl_now_ns(), timeout_ns, &at) ? at : UINT64_MAX;
 }
 
-/* Up to 200 us without a pause: lists of that length are what decoding is made of. */
+/* Up to 2 ms without a pause, which lasts 50 us at least: a token's list is as long as that. */
 static void pause_for(uint64_t waited_ns, uint64_t left_ns) {
-    if (waited_ns < 200 * 1000)
+    if (waited_ns < 2 * 1000 * 1000)
         return;
-    uint64_t ns = waited_ns < 2 * 1000 * 1000 ? 20 * 1000 : 200 * 1000;
+    uint64_t ns = waited_ns < 20 * 1000 * 1000 ? 20 * 1000 : 200 * 1000;
     struct timespec t = {.tv_nsec = (long)(ns < left_ns ? ns : left_ns)};
     nanosleep(&t, NULL);
 }
@@ -108,6 +109,15 @@ static bool read_architecture(gpu_device *d, sl_error *err) {
     return choose_arch(d, major, minor, err);
 }
 
+/* CUDA_LAUNCH_BLOCKING, and compute-sanitizer, which waits behind each launch. */
+static bool runs_serially(void) {
+    const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
+    void *checker = dlopen("libsanitizer-collection.so", RTLD_LAZY | RTLD_NOLOAD);
+    if (checker)
+        dlclose(checker);
+    return checker || (blocking && strcmp(blocking, "0") != 0 && *blocking);
+}
+
 static bool read_abilities(gpu_device *d, sl_error *err) {
     sl_gpu_info *info = &d->base.info;
     int threads = 0, width = 0, shared = 0, integrated = 0, host_pointer = 0, words = 0;
@@ -135,6 +145,7 @@ static bool read_abilities(gpu_device *d, sl_error *err) {
     info->max_buffer = memory;
     info->working_set = memory;
     info->bfloat = info->simdgroup_matrix = true;
+    info->serial = runs_serially();
     info->language = 31;
     return true;
 }

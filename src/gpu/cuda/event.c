@@ -72,8 +72,8 @@ bool cuda_event_wait(gpu_device *d, void *event, uint64_t value, uint64_t timeou
         uint64_t now = sl_now_ns();
         if (now >= deadline)
             return false;
-        if (now - began > 50 * 1000) { /* what a layer takes is waited for without a pause */
-            struct timespec t = {.tv_nsec = now - began > 2 * 1000 * 1000 ? 100 * 1000 : 5 * 1000};
+        if (now - began > 500 * 1000) { /* what a layer takes is waited for without a pause: one lasts 50 us at least */
+            struct timespec t = {.tv_nsec = now - began > 5 * 1000 * 1000 ? 100 * 1000 : 5 * 1000};
             nanosleep(&t, NULL);
         }
     }

@@ -159,6 +159,22 @@ void work_free(work *w) {
     free(w);
 }
 
+static bool waits(const work *w) {
+    return w && w->what == WAIT_WORD && (int64_t)(atomic_load((_Atomic uint64_t *)pointer(w->to)) - w->value) < 0;
+}
+
+/* CUDA_LAUNCH_BLOCKING=1: whoever launches waits for the end. With the lock held. */
+static void wait_for_launch(queue *q) {
+    const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
+    while (blocking && strcmp(blocking, "1") == 0 && q->first && !broken) {
+        if (waits(q->first)) {
+            violate("a launch that blocks is given behind a wait for a word that nobody has written");
+            break;
+        }
+        pthread_cond_wait(&changed, &lock);
+    }
+}
+
 cuda_result queue_put(cuda_queue handle, const work *w) {
     queue *q = object_find(handle, QUEUE);
     work *copy = q ? malloc(sizeof *copy) : NULL;
@@ -181,6 +197,8 @@ cuda_result queue_put(cuda_queue handle, const work *w) {
     if (!q->capture && w->what == RUN_GRAPH)
         w->exec->running++;
     pthread_cond_broadcast(&changed);
+    if (!q->capture && (w->what == LAUNCH || w->what == RUN_GRAPH))
+        wait_for_launch(q);
     pthread_mutex_unlock(&lock);
     return CUDA_OK;
 }

@@ -184,12 +184,18 @@ static void run_text(const sl_engine_options *o, uint64_t limit, outcome *out) {
                   (unsigned long long)out->stats.vram_hits, (unsigned long long)out->stats.vram_misses);
 }
 
+/* Steps that run_text makes. */
+static uint64_t steps_of(int chunk) {
+    return (uint64_t)((MANY + chunk - 1) / chunk + 2);
+}
+
 /* All there is; the least; slots for a few experts; those and few slots in the host's memory. */
 static void compare_sizes(const char *model, int chunk) {
     static outcome all, now;
     sl_engine_options o = options(model, chunk, 0);
     run_text(&o, 0, &all);
     assert_int_equal(all.stats.vram_misses, all.stats.vram_slots); /* each was brought once */
+    assert_int_equal(all.stats.gpu_waits, steps_of(chunk));        /* no layer waited for the host */
     o.vram = plan_of(&o).least_vram;
     run_text(&o, 0, &now);
     assert_memory_equal(now.logits, all.logits, sizeof all.logits);
@@ -209,6 +215,20 @@ static void no_bit_depends_on_how_much_there_is(void **state) {
     compare_sizes(GOLDEN "qwen3_5_moe", FEW);
     compare_sizes(GOLDEN "qwen3_5_moe", MANY);
     compare_sizes(GOLDEN "gpt_oss", FEW);
+}
+
+/* As under compute-sanitizer: each launch is waited for, so a list that waits for the host would wait for ever. */
+static void launches_that_block_run_with_few_slots(void **state) {
+    static outcome free_running, now;
+    sl_engine_options o = options(GOLDEN "qwen3_moe", FEW, 0);
+    o.vram = plan_of(&o).least_vram;
+    run_text(&o, 0, &free_running);
+    setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+    run_text(&o, 0, &now);
+    unsetenv("CUDA_LAUNCH_BLOCKING");
+    assert_int_equal(cuda->violations, 0);
+    assert_memory_equal(now.logits, free_running.logits, sizeof now.logits);
+    assert_true(now.stats.gpu_waits > free_running.stats.gpu_waits);
 }
 
 /* Sequences grow into what experts had: they go on with the bits that they would have had, and experts still run. */
@@ -351,6 +371,7 @@ int main(void) {
         cmocka_unit_test(the_least_is_exact),
         cmocka_unit_test(slabs_grow_with_the_memory),
         cmocka_unit_test(no_bit_depends_on_how_much_there_is),
+        cmocka_unit_test(launches_that_block_run_with_few_slots),
         cmocka_unit_test(experts_give_way_to_kv),
         cmocka_unit_test(kv_that_has_no_room_fails_its_sequence_alone),
         cmocka_unit_test(memory_that_is_gone_is_said),

@@ -1,6 +1,7 @@
-/* Decode attention: one row over --tokens of keys and values of --matrices layers, paged as the engine's, halves;
- * attention_decode.metal beside attention_few.metal, each with attention_combine. The last layer's heads are compared
- * with float64. */
+/* Attention over keys and values of many layers, paged as the engine's, halves. Decode: one row over --tokens and over
+ * fewer, attention_decode.metal beside attention_few.metal, each with attention_combine. Prefill: rows of one sequence
+ * from its beginning on, attention_prefill.metal beside attention_large.metal. The last layer's heads are compared with
+ * float64. */
 #include "operand.h"
 #include "ops/ops.h"
 
@@ -9,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { LAYERS_MOST = 1024 };
 enum { FILL = (16 << 20) + 4096 - 64 }; /* bytes that all memory is a repetition of: other tokens in every page */
 
 typedef struct heads {
@@ -22,7 +24,8 @@ static const heads shapes[] = {
 typedef struct memory {
     heads h;
     sl_kv_layout kv;
-    int32_t tokens, pages;
+    int32_t tokens, pages, layers;
+    int32_t rows; /* the last ones */
     uint8_t *fill;
     float *q;
     sl_gpu_buffer *kv_at, *q_at, *partial_at, *dst_at, *step_at;
@@ -51,30 +54,43 @@ static void put(bench *b, sl_gpu_buffer *to, uint64_t at, const void *from, uint
         bench_fail(b, "attention");
 }
 
-/* One row at the last token; its pages one after the other. */
+/* Rows of one sequence, whose pages lie one after the other. */
 static void put_step(bench *b, memory *m) {
-    enum { SEQ = sizeof(sl_step_head) / 4, POSITION, FIRST, TABLE };
-    uint32_t *words = calloc((size_t)TABLE + 2 * (size_t)m->pages, 4);
-    sl_step_head head = {.rows = 1, .outs = 1, .seqs = 1, .seq = SEQ, .position = POSITION, .page_first = FIRST};
+    uint32_t rows = (uint32_t)m->rows, blocks = (rows + SL_ATTENTION_ROWS - 1) / SL_ATTENTION_ROWS;
+    sl_step_head head = {.rows = m->rows, .outs = 1, .seqs = 1, .seq = sizeof head / 4, .blocks = (int32_t)blocks};
+    head.position = head.seq + rows;
+    head.block_row = head.position + rows;
+    head.page_first = head.block_row + blocks + 1;
+    uint32_t table = head.page_first + 1;
+    uint64_t bytes = ((uint64_t)table + 2 * (uint64_t)m->pages) * 4;
+    uint32_t *words = calloc(bytes / 4, 4);
     memcpy(words, &head, sizeof head);
-    words[POSITION] = (uint32_t)m->tokens - 1;
-    words[FIRST] = TABLE;
+    for (uint32_t i = 0; i < rows; i++)
+        words[head.position + i] = (uint32_t)m->tokens - rows + i;
+    for (uint32_t i = 0; i <= blocks; i++)
+        words[head.block_row + i] = i < blocks ? i * SL_ATTENTION_ROWS : rows;
+    words[head.page_first] = table;
     for (int32_t i = 0; i < m->pages; i++) {
         uint64_t at = (uint64_t)i * m->kv.block_bytes;
-        memcpy(words + TABLE + 2 * i, &at, sizeof at);
+        memcpy(words + table + 2 * i, &at, sizeof at);
     }
-    uint64_t bytes = ((uint64_t)TABLE + 2 * (uint64_t)m->pages) * 4;
     m->step_at = alloc(b, bytes);
     put(b, m->step_at, 0, words, bytes);
     free(words);
 }
 
-static memory make_memory(bench *b, heads h) {
-    memory m = {.h = h, .tokens = b->opt.tokens, .pages = (b->opt.tokens + SL_KV_PAGE - 1) / SL_KV_PAGE};
-    m.kv = (sl_kv_layout){.format = SL_KV_F16, .layers = b->opt.matrices, .kv_heads = h.kv_heads, .head_dim = h.dim};
+/* Of one row so many layers that they are --mib MiB together, or LAYERS_MOST; of many, whose keys and values were
+ * written just before, a quarter of --matrices. */
+static memory make_memory(bench *b, heads h, int32_t tokens, int32_t rows) {
+    memory m = {.h = h, .tokens = tokens, .pages = (tokens + SL_KV_PAGE - 1) / SL_KV_PAGE, .rows = rows};
+    uint64_t layer = (uint64_t)m.pages * SL_KV_PAGE * (uint64_t)(h.kv_heads * h.dim) * 4;
+    uint64_t layers = (b->opt.mib << 20) / layer + 1, most = (uint64_t)b->opt.matrices * LAYERS_MOST / 64;
+    m.layers = (int32_t)sl_min_i64((int64_t)layers, (int64_t)most);
+    m.layers = rows > 1 ? (b->opt.matrices + 3) / 4 : m.layers < b->opt.matrices ? b->opt.matrices : m.layers;
+    m.kv = (sl_kv_layout){.format = SL_KV_F16, .layers = m.layers, .kv_heads = h.kv_heads, .head_dim = h.dim};
     if (!sl_kv_layout_init(&m.kv, UINT64_MAX / 2, &b->err))
         bench_fail(b, "attention");
-    uint64_t all = (uint64_t)m.pages * m.kv.block_bytes, q = (uint64_t)(h.heads * h.dim) * 4;
+    uint64_t all = (uint64_t)m.pages * m.kv.block_bytes, q = (uint64_t)(rows * h.heads * h.dim) * 4;
     uint32_t splits = (uint32_t)((m.tokens - 1) / SL_ATTENTION_SPLIT + 1);
     m.fill = filled(FILL);
     m.kv_at = alloc(b, all);
@@ -82,12 +98,12 @@ static memory make_memory(bench *b, heads h) {
         put(b, m.kv_at, at, m.fill, all - at < FILL ? all - at : FILL);
     m.q = malloc(q);
     uint64_t s = 5;
-    for (int32_t i = 0; i < h.heads * h.dim; i++)
+    for (int32_t i = 0; i < rows * h.heads * h.dim; i++)
         m.q[i] = 4 * ((float)step_random(&s) / (float)(1u << 30) - 1.0f);
     m.q_at = alloc(b, q);
     put(b, m.q_at, 0, m.q, q);
-    m.partial_at = alloc(b, (uint64_t)h.heads * splits * (uint64_t)(h.dim + 2) * 4);
-    m.dst_at = alloc(b, (uint64_t)b->opt.matrices * q);
+    m.partial_at = alloc(b, (uint64_t)(rows * h.heads) * splits * (uint64_t)(h.dim + 2) * 4);
+    m.dst_at = alloc(b, (uint64_t)m.layers * q);
     put_step(b, &m);
     m.args = (sl_attention_args){.q_stride = (uint64_t)(h.heads * h.dim),
                                  .dst_stride = (uint64_t)(h.heads * h.dim),
@@ -124,18 +140,18 @@ static const uint16_t *head_at(const memory *m, int32_t layer, int32_t t, int32_
     return room;
 }
 
-/* A head's worst error by the root of its mean square. */
-static double check_head(const memory *m, int32_t layer, int32_t head, const float *got) {
+/* The worst error of a row's head by the root of its mean square. */
+static double check_head(const memory *m, int32_t layer, int32_t row, int32_t head, const float *got) {
     uint16_t room[256];
-    double *p = calloc((size_t)m->tokens, sizeof *p), out[256] = {0}, top = -INFINITY, sum = 0, size = 0, worst = 0;
-    int32_t dim = m->h.dim, kv = head / (m->h.heads / m->h.kv_heads);
-    for (int32_t t = 0; t < m->tokens; t++) {
+    int32_t dim = m->h.dim, kv = head / (m->h.heads / m->h.kv_heads), tokens = m->tokens - m->rows + row + 1;
+    double *p = calloc((size_t)tokens, sizeof *p), out[256] = {0}, top = -INFINITY, sum = 0, size = 0, worst = 0;
+    for (int32_t t = 0; t < tokens; t++) {
         const uint16_t *k = head_at(m, layer, t, kv, 0, room);
         for (int32_t d = 0; d < dim; d++)
-            p[t] += (double)m->q[head * dim + d] * sl_f16_to_f32(k[d]) * m->args.scale;
+            p[t] += (double)m->q[(row * m->h.heads + head) * dim + d] * sl_f16_to_f32(k[d]) * m->args.scale;
         top = fmax(top, p[t]);
     }
-    for (int32_t t = 0; t < m->tokens; t++) {
+    for (int32_t t = 0; t < tokens; t++) {
         const uint16_t *v = head_at(m, layer, t, kv, 1, room);
         double e = exp(p[t] - top);
         sum += e;
@@ -156,11 +172,12 @@ static double check(bench *b, const memory *m) {
     float got[256];
     double worst = 0;
     for (int k = 0; k < 2; k++) {
-        int32_t head = k ? m->h.heads - 1 : 0;
-        uint64_t at = (uint64_t)((b->opt.matrices - 1) * m->h.heads + head) * (uint64_t)m->h.dim * 4;
+        int32_t head = k ? m->h.heads - 1 : 0, row = k ? m->rows - 1 : m->rows / 3;
+        uint64_t before = (uint64_t)(m->layers - 1) * (uint64_t)m->rows + (uint64_t)row;
+        uint64_t at = (before * (uint64_t)m->h.heads + (uint64_t)head) * (uint64_t)m->h.dim * 4;
         if (!sl_gpu_get(m->dst_at, at, got, (uint64_t)m->h.dim * 4, &b->err))
             bench_fail(b, "attention");
-        double e = check_head(m, b->opt.matrices - 1, head, got);
+        double e = check_head(m, m->layers - 1, row, head, got);
         worst = operand_worse(worst, e);
     }
     return worst;
@@ -170,13 +187,15 @@ static double check(bench *b, const memory *m) {
 
 static sl_gpu_pipeline *pipeline_of(bench *b, const heads *h, const char *file, const char *entry) {
     size_t size;
-    char *text = bench_need(kernel_source(file, NULL, 0, &size, &b->err), b, file), dim[16];
+    char *text = bench_need(kernel_source(file, NULL, 0, &size, &b->err), b, file), dim[16], room[16];
+    uint32_t most = b->info.max_threadgroup_memory;
     snprintf(dim, sizeof dim, "%d", h->dim);
-    sl_gpu_define defines[] = {{"SL_ATTENTION_KV", "f16"}, {"SL_ATTENTION_DIM", dim}};
+    snprintf(room, sizeof room, "%u", most < 48 << 10 ? most : 48 << 10);
+    sl_gpu_define defines[] = {{"SL_ATTENTION_KV", "f16"}, {"SL_ATTENTION_DIM", dim}, {"SL_ATTENTION_ROOM", room}};
     sl_gpu_compile_options c = SL_GPU_COMPILE_OPTIONS_INIT;
     c.name = file;
     c.defines = defines;
-    c.define_count = 2;
+    c.define_count = 3;
     sl_gpu_library *l = bench_need(sl_gpu_library_new(b->gpu, text, size, &c, &b->err), b, file);
     sl_gpu_pipeline *p = bench_need(sl_gpu_pipeline_new(l, entry, NULL, 0, &b->err), b, entry);
     sl_gpu_library_free(l);
@@ -220,21 +239,25 @@ static void add_layer(bench *b, sl_gpu_list *l, memory *m, sl_gpu_pipeline *spli
                               .binding_count = 6});
 }
 
-static bool run_kernel(bench *b, memory *m, double reads, bool few) {
+static void poison(bench *b, sl_gpu_list *l, const memory *m) {
+    uint64_t bytes = (uint64_t)m->layers * (uint64_t)(m->rows * m->h.heads * m->h.dim) * 4;
+    if (!sl_gpu_encode_fill(l, m->dst_at, 0, bytes, 0xff, &b->err))
+        bench_fail(b, "attention");
+}
+
+static bool run_decode(bench *b, memory *m, double reads, bool few) {
     char entry[64];
     snprintf(entry, sizeof entry, few ? "attention_few_%d" : "attention_decode_f16_%d", m->h.dim);
     sl_gpu_pipeline *splits = pipeline_of(b, &m->h, few ? "attention_few.metal" : "attention_decode.metal", entry);
     sl_gpu_pipeline *combine = pipeline_of(b, &m->h, "attention_decode.metal", "attention_combine");
     sl_gpu_list *l = bench_need(sl_gpu_begin(b->stream, entry, &b->err), b, entry);
-    if (!sl_gpu_encode_fill(l, m->dst_at, 0, (uint64_t)b->opt.matrices * (uint64_t)(m->h.heads * m->h.dim) * 4, 0xff,
-                            &b->err))
-        bench_fail(b, entry);
-    for (int32_t i = 0; i < b->opt.matrices; i++)
+    poison(b, l, m);
+    for (int32_t i = 0; i < m->layers; i++)
         add_layer(b, l, m, splits, combine, i, few ? SL_FEW_HEADS : SL_DECODE_HEADS(m->h.dim));
-    double seconds = bench_time(b, l) / b->opt.matrices;
+    double seconds = bench_time(b, l) / m->layers;
     double bytes = 2.0 * m->tokens * m->h.kv_heads * (double)m->kv.head_bytes, e = check(b, m);
     printf("%-20s %-7s %6d tokens    x%-4d %9.2f us %9.1f GB/s %6.1f %% of %.0f  error %.1e%s\n", m->h.name,
-           few ? "few" : "decode", m->tokens, b->opt.matrices, seconds * 1e6, bytes / seconds * 1e-9,
+           few ? "few" : "decode", m->tokens, m->layers, seconds * 1e6, bytes / seconds * 1e-9,
            100 * bytes / seconds / reads, reads * 1e-9, e, e <= 1e-4 ? "" : "  WRONG");
     fflush(stdout);
     sl_gpu_pipeline_free(splits);
@@ -242,16 +265,86 @@ static bool run_kernel(bench *b, memory *m, double reads, bool few) {
     return e <= 1e-4;
 }
 
+static bool decode(bench *b, heads h, int32_t tokens) {
+    memory m = make_memory(b, h, tokens, 1);
+    uint64_t layer = (uint64_t)m.pages * 2 * m.kv.plane_bytes;
+    double reads = bench_reads(b, m.kv_at, layer, m.layers, m.dst_at);
+    bool right = run_decode(b, &m, reads, false);
+    if (strcmp(b->info.device, "metal") != 0)
+        right &= run_decode(b, &m, reads, true);
+    free_memory(&m);
+    return right;
+}
+
+/* ---- blocks of rows ---------------------------------------------------------------------------------------------- */
+
+static uint32_t large_heads(const heads *h) {
+    uint32_t n = SL_ATTENTION_LARGE_THREADS / SL_SIMD;
+    while ((uint32_t)(h->heads / h->kv_heads) % n)
+        n--;
+    return n;
+}
+
+static bool run_prefill(bench *b, memory *m, bool large) {
+    char entry[64];
+    uint32_t at_once = large ? large_heads(&m->h) : m->h.dim <= 128 ? 2 : 1;
+    uint32_t threads = large ? SL_ATTENTION_LARGE_THREADS : SL_ATTENTION_THREADS;
+    uint32_t blocks = (uint32_t)((m->rows + SL_ATTENTION_ROWS - 1) / SL_ATTENTION_ROWS);
+    uint32_t each = large ? threads / SL_SIMD / at_once : 1;
+    if (large)
+        snprintf(entry, sizeof entry, "attention_large_f16_%d", m->h.dim);
+    else
+        snprintf(entry, sizeof entry, "attention_prefill_f16_%d_%u", m->h.dim, at_once);
+    sl_gpu_pipeline *p = pipeline_of(b, &m->h, large ? "attention_large.metal" : "attention_prefill.metal", entry);
+    sl_gpu_list *l = bench_need(sl_gpu_begin(b->stream, entry, &b->err), b, entry);
+    uint64_t dst = (uint64_t)(m->rows * m->h.heads * m->h.dim) * 4;
+    poison(b, l, m);
+    for (int32_t i = 0; i < m->layers; i++) {
+        m->args.layer = (uint32_t)i;
+        sl_gpu_binding bind[6 + SL_SLAB_COUNT] = {
+            {.slot = 0, .bytes = &m->args, .length = sizeof m->args},
+            {.slot = 1, .buffer = m->q_at},
+            {.slot = 2, .buffer = m->dst_at, .offset = (uint64_t)i * dst, .length = dst},
+            {.slot = 3, .buffer = m->step_at},
+            {.slot = 4, .buffer = m->q_at},
+            {.slot = 5, .buffer = m->q_at}};
+        for (int k = 0; k < SL_SLAB_COUNT; k++)
+            bind[6 + k] = (sl_gpu_binding){.slot = SL_SLAB_FIRST + k, .buffer = m->kv_at};
+        encode(b, l,
+               &(sl_gpu_dispatch){.pipeline = p,
+                                  .groups = {(uint32_t)m->h.heads / at_once, (blocks + each - 1) / each, 1},
+                                  .threads = {threads, 1, 1},
+                                  .bindings = bind,
+                                  .binding_count = 6 + SL_SLAB_COUNT});
+    }
+    double seconds = bench_time(b, l) / m->layers, e = check(b, m);
+    double seen = ((double)m->tokens - m->rows + (m->rows + 1) / 2.0) * m->rows;
+    printf("%-20s %-7s %6d rows      x%-4d %9.2f us %9.1f TFLOP/s                 error %.1e%s\n", m->h.name,
+           large ? "large" : "prefill", m->rows, m->layers, seconds * 1e6,
+           4 * seen * m->h.heads * m->h.dim / seconds * 1e-12, e, e <= 2e-2 ? "" : "  WRONG");
+    fflush(stdout);
+    sl_gpu_pipeline_free(p);
+    return e <= 2e-2;
+}
+
+static bool prefill(bench *b, heads h, int32_t rows) {
+    memory m = make_memory(b, h, rows, rows);
+    bool right = run_prefill(b, &m, false);
+    if (strcmp(b->info.device, "metal") != 0)
+        right &= run_prefill(b, &m, true);
+    free_memory(&m);
+    return right;
+}
+
 bool bench_attention(bench *b) {
+    static const int32_t tokens[] = {128, 512, 2048}, rows[] = {512, 2048};
     bool right = true;
     for (size_t i = 0; i < SL_COUNT(shapes); i++) {
-        memory m = make_memory(b, shapes[i]);
-        uint64_t layer = (uint64_t)m.pages * 2 * m.kv.plane_bytes;
-        double reads = bench_reads(b, m.kv_at, layer, b->opt.matrices, m.dst_at);
-        right &= run_kernel(b, &m, reads, false);
-        if (strcmp(b->info.device, "metal") != 0)
-            right &= run_kernel(b, &m, reads, true);
-        free_memory(&m);
+        for (size_t k = 0; k < SL_COUNT(tokens) && tokens[k] < b->opt.tokens; k++)
+            right &= decode(b, shapes[i], tokens[k]);
+        right &= decode(b, shapes[i], b->opt.tokens);
+        for (size_t k = 0; k < SL_COUNT(rows) && rows[k] <= b->opt.tokens; k++)
+            right &= prefill(b, shapes[i], rows[k]);
     }
     return right;
 }

@@ -46,7 +46,8 @@
 #define SL_ATTENTION_SPLIT   512
 #define SL_ATTENTION_THREADS 128
 /* Rows of one sequence that prefill attention takes at a time. */
-#define SL_ATTENTION_ROWS 16
+#define SL_ATTENTION_ROWS          16
+#define SL_ATTENTION_LARGE_THREADS 256
 /* The delta rule over many rows: rows of a chunk, chunks of a pass, floats that a chunk and head keep between kernels.
  */
 #define SL_DELTA_CHUNK  32

@@ -44,6 +44,7 @@ inline sink_factors sink_join(float max, float sink) {
 
 // Formats of a head's values: four from dimension d on, one stored by a SIMD-group (lane = dimension mod 32).
 struct kv_f16 {
+    static constant constexpr bool halves = true; // they lie there as halves
     static float4 load4(device const uchar *p, uint d) { return float4(*(device const half4 *)(p + 2 * d)); }
     static half4 load4_half(device const uchar *p, uint d) { return *(device const half4 *)(p + 2 * d); }
     static void store(device uchar *p, uint d, float v) { *(device half *)(p + 2 * d) = half(v); }
@@ -51,6 +52,7 @@ struct kv_f16 {
 
 // Blocks of a half scale and 32 int8, 34 bytes: only 2-aligned.
 struct kv_q8_0 {
+    static constant constexpr bool halves = false;
     static float4 load4(device const uchar *p, uint d) {
         device const uchar *b = p + 34 * (d >> 5);
         device const ushort *q = (device const ushort *)(b + 2 + (d & 31));
@@ -70,6 +72,7 @@ struct kv_q8_0 {
 };
 
 struct kv_f32 {
+    static constant constexpr bool halves = false;
     static float4 load4(device const uchar *p, uint d) { return *(device const float4 *)(p + 4 * d); }
     static half4 load4_half(device const uchar *p, uint d) { return half4(load4(p, d)); }
     static void store(device uchar *p, uint d, float v) { *(device float *)(p + 4 * d) = v; }

@@ -38,6 +38,7 @@ typedef enum gpu_file {
     GPU_DECODE,
     GPU_DECODE_FEW,
     GPU_PREFILL,
+    GPU_PREFILL_LARGE, /* instead of GPU_PREFILL, where the device has it and heads are a multiple of 16 */
     GPU_WIDE,
     GPU_HEADS,
     GPU_MOE,

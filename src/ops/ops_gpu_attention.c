@@ -128,25 +128,46 @@ static bool attend_few(gpu_run *r, const op *o, const sl_attention_args *args, c
     return gpu_call_end(&c, (uint32_t)a->heads, rows, 1, SL_ATTENTION_THREADS);
 }
 
+/* How kernels take blocks of rows. */
+typedef struct many_way {
+    gpu_file file;
+    char entry[64];
+    uint32_t heads, blocks, threads; /* query heads and blocks of a threadgroup */
+} many_way;
+
+static many_way way_of_many(const gpu_run *r, const sl_attention *a) {
+    const char *kv = gpu_kv_name(r->o->known.kv.format);
+    int32_t of_kv = a->heads / a->kv_heads;
+    many_way w = {GPU_WIDE, .heads = 1, .blocks = 1, .threads = SL_ATTENTION_THREADS};
+    if (a->value_dim || a->head_dim > 256) {
+        snprintf(w.entry, sizeof w.entry, "attention_wide_%s_%d", kv, a->head_dim);
+    } else if (r->o->few && a->head_dim % 16 == 0) {
+        uint32_t simds = SL_ATTENTION_LARGE_THREADS / SL_SIMD;
+        w = (many_way){GPU_PREFILL_LARGE, .heads = simds, .threads = SL_ATTENTION_LARGE_THREADS};
+        while ((uint32_t)of_kv % w.heads)
+            w.heads--;
+        w.blocks = simds / w.heads;
+        snprintf(w.entry, sizeof w.entry, "attention_large_%s_%d", kv, a->head_dim);
+    } else {
+        w.file = GPU_PREFILL;
+        w.heads = a->head_dim <= 128 && of_kv % 2 == 0 ? 2 : 1;
+        snprintf(w.entry, sizeof w.entry, "attention_prefill_%s_%d_%u", kv, a->head_dim, w.heads);
+    }
+    return w;
+}
+
 static bool attend_many(gpu_run *r, const op *o, const sl_attention_args *args, const gpu_group *g) {
     const sl_attention *a = &o->u.attention.a;
     const sl_step_head *head = (const sl_step_head *)(const void *)(r->o->scratch.step + g->head);
-    int32_t pair = a->head_dim <= 128 && (a->heads / a->kv_heads) % 2 == 0 ? 2 : 1;
-    bool wide = a->value_dim || a->head_dim > 256;
-    char entry[64];
-    const char *kv = gpu_kv_name(r->o->known.kv.format);
-    if (wide)
-        snprintf(entry, sizeof entry, "attention_wide_%s_%d", kv, a->head_dim);
-    else
-        snprintf(entry, sizeof entry, "attention_prefill_%s_%d_%d", kv, a->head_dim, pair);
-    pair = wide ? 1 : pair;
-    gpu_call c = gpu_call_begin(r, wide ? GPU_WIDE : GPU_PREFILL, result_bits(a), args, sizeof *args, entry);
+    many_way w = way_of_many(r, a);
+    gpu_call c = gpu_call_begin(r, w.file, result_bits(a), args, sizeof *args, w.entry);
     bind_rows(&c, 1, &o->src, g);
     bind_rows(&c, 2, &o->dst, g);
     bind_head(&c, 3, g);
     bind_result(&c, a, g);
     bind_kv(&c, SL_GPU_READ);
-    return gpu_call_end(&c, (uint32_t)(a->heads / pair), (uint32_t)head->blocks, 1, SL_ATTENTION_THREADS);
+    return gpu_call_end(&c, (uint32_t)a->heads / w.heads, ((uint32_t)head->blocks + w.blocks - 1) / w.blocks, 1,
+                        w.threads);
 }
 
 bool gpu_run_attention(gpu_run *r, const op *o) {

@@ -44,6 +44,8 @@ bool gpu_format_add(sl_ops_gpu *o, const sl_matrix *m, const void *const part[3]
     return true;
 }
 
+enum { DECLARED_MOST = 48 << 10 /* bytes: no more on an NVIDIA GPU */ };
+
 /* ---- libraries --------------------------------------------------------------------------------------------------- */
 
 static const char *const file_names[GPU_FILES] = {
@@ -55,6 +57,7 @@ static const char *const file_names[GPU_FILES] = {
     [GPU_DECODE] = "attention_decode.metal",
     [GPU_DECODE_FEW] = "attention_few.metal",
     [GPU_PREFILL] = "attention_prefill.metal",
+    [GPU_PREFILL_LARGE] = "attention_large.metal",
     [GPU_WIDE] = "attention_wide.metal",
     [GPU_HEADS] = "heads.metal",
     [GPU_MOE] = "moe.metal",
@@ -63,6 +66,13 @@ static const char *const file_names[GPU_FILES] = {
     [GPU_DELTA] = "delta.metal",
     [GPU_DELTA_CHUNK] = "delta_chunk.metal",
 };
+
+/* What a kernel can declare. */
+static uint32_t threadgroup_memory(const sl_ops_gpu *o) {
+    sl_gpu_info info = {.size = sizeof info};
+    sl_gpu_get_info(o->gpu, &info);
+    return info.max_threadgroup_memory < DECLARED_MOST ? info.max_threadgroup_memory : DECLARED_MOST;
+}
 
 /* What the model has, and no more, is compiled: its formats, its KV. */
 static bool put_source(const sl_ops_gpu *o, gpu_file file, sl_buf *out, sl_error *err) {
@@ -76,6 +86,8 @@ static bool put_source(const sl_ops_gpu *o, gpu_file file, sl_buf *out, sl_error
         sl_buf_puts(out, "#define SL_TILE_FRAGMENTS\n");
     if (file == GPU_LARGE)
         sl_buf_printf(out, "#define SL_LARGE_TOKENS %d\n", o->large_tokens);
+    if (file == GPU_PREFILL_LARGE)
+        sl_buf_printf(out, "#define SL_ATTENTION_ROOM %u\n", threadgroup_memory(o));
     if (file == GPU_FEW)
         sl_buf_printf(out, "#define SL_FEW_PANEL %d\n", o->few_panel);
     if (kv->head_dim)
@@ -115,6 +127,7 @@ static const uint32_t file_constants[GPU_FILES] = {
     [GPU_DECODE] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
     [GPU_DECODE_FEW] = 1u << SL_FC_OUTS,
     [GPU_PREFILL] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
+    [GPU_PREFILL_LARGE] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
     [GPU_WIDE] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
     [GPU_HEADS] = 1u << SL_FC_OUTS,
     [GPU_MOE] = 1u << SL_FC_OUTS | 1u << SL_FC_SIGMOID | 1u << SL_FC_NORMALIZE | 1u << SL_FC_SELECT_BIAS |

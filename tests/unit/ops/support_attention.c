@@ -263,6 +263,14 @@ void attention_decode(kernels *with, kernels *combine, const char *entry, int32_
 
 /* ---- blocks of rows ---------------------------------------------------------------------------------------------- */
 
+/* Query heads of a kv head that a threadgroup of attention_large.metal takes. */
+static int32_t large_heads(const attention_shape *s) {
+    int32_t h = 8;
+    while (s->heads / s->kv_heads % h != 0)
+        h--;
+    return h;
+}
+
 void attention_prefill(kernels *with, rng *r, const attention_shape *s, int32_t at_once, float magnitude) {
     attention a = attention_new(r, s, true, magnitude);
     if (s->seqs == 1)
@@ -276,15 +284,19 @@ void attention_prefill(kernels *with, rng *r, const attention_shape *s, int32_t 
     count += attention_slabs(b + count, &a, false);
     sl_gpu_constant constants[2];
     char entry[64];
-    if (at_once)
+    bool large = at_once == ATTENTION_LARGE;
+    int32_t heads = large ? large_heads(s) : at_once ? at_once : 1;
+    if (large)
+        snprintf(entry, sizeof entry, "attention_large_%s_%d", attention_kv_names[s->kv], s->dim);
+    else if (at_once)
         snprintf(entry, sizeof entry, "attention_prefill_%s_%d_%d", attention_kv_names[s->kv], s->dim, at_once);
     else
         snprintf(entry, sizeof entry, "attention_wide_%s_%d", attention_kv_names[s->kv], s->dim);
     kernels_run(with, &(kernel_call){.entry = entry,
                                      .constants = constants,
                                      .constant_count = attention_constants(constants, &a),
-                                     .groups = {(uint32_t)(s->heads / (at_once ? at_once : 1)), (uint32_t)a.rows, 1},
-                                     .threads = {SL_ATTENTION_THREADS, 1, 1},
+                                     .groups = {(uint32_t)(s->heads / heads), (uint32_t)a.rows, 1},
+                                     .threads = {large ? SL_ATTENTION_LARGE_THREADS : SL_ATTENTION_THREADS, 1, 1},
                                      .bindings = b,
                                      .count = count,
                                      .slabs = true});

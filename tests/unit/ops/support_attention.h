@@ -6,7 +6,7 @@
 #include "cpu/cpu_ops.h"
 #include "support_kernels.h"
 
-enum { ATTENTION_LAYER = 1 }; /* of two */
+enum { ATTENTION_LAYER = 1 /* of two */, ATTENTION_LARGE = -1 };
 
 extern const char *const attention_kv_names[]; /* by sl_kv_format */
 cpu_kv_type attention_cpu_type(sl_kv_format f);
@@ -58,7 +58,8 @@ double attention_error(const attention *a, const float *dst);
 void attention_decode(kernels *with, kernels *combine, const char *entry, int32_t at_once, rng *r,
                       const attention_shape *s, float magnitude);
 
-/* Rows in blocks, at_once query heads by a threadgroup; 0: the kernel of wide heads and of values within the keys.
+/* Rows in blocks, at_once query heads by a threadgroup; 0: the kernel of wide heads and of values within the keys;
+ * ATTENTION_LARGE: attention_large.metal.
  * Results of q as large as a million are only finite. */
 void attention_prefill(kernels *with, rng *r, const attention_shape *s, int32_t at_once, float magnitude);
 

@@ -32,7 +32,8 @@ typedef struct sl_engine_options {
                           spare, given back in part where others come to need it */
     int threads;       /* 0: one per core */
     int context;       /* tokens a sequence may hold; 0: min(model's, 4096) */
-    int chunk;         /* prefill rows per step; 0: 512 */
+    int chunk;         /* prefill rows per step; 0: 512, on the CPU less in a small budget, and up to 2048 for a prompt
+                          that nothing runs beside while experts stream */
     int max_sequences; /* decoded at once; 0: 16; on a device 15, beyond which bits depend on how many are */
     const char *kv_type;   /* "f16" (default) or "q8_0" */
     const char *numeric;   /* "q8" (default) or "exact" */

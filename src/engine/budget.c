@@ -16,6 +16,8 @@ void engine_set_chunk(sl_engine *e, int32_t chunk) {
     e->chunk = chunk < e->context ? chunk : e->context;
     e->max_rows = e->chunk + e->max_sequences;
     e->max_outs = e->max_rows;
+    e->fitted = e->chunk;
+    e->wide_most = engine_wide_most(e);
 }
 
 sl_ops *engine_open_ops(sl_engine *e, sl_mem *mem, const engine_numerics *n, sl_error *err) {
@@ -31,7 +33,7 @@ static uint64_t later_bytes(const sl_engine *e) {
     const sl_model_config *c = sl_model_config_get(e->model);
     uint64_t threads = (uint64_t)e->threads + 10;
     return (2 << 20) + threads * (64 << 10) + (uint64_t)c->moe_layers * (uint64_t)c->experts * 256 +
-           (uint64_t)e->max_rows * 128 + (uint64_t)e->max_sequences * (64 << 10);
+           (uint64_t)(e->max_rows + e->wide_most) * 128 + (uint64_t)e->max_sequences * (64 << 10);
 }
 
 /* The model's expert layers as the store wants them. */

@@ -171,10 +171,10 @@ typedef struct engine_call {
     bool finished;
 } engine_call;
 
-/* One step as it is put together; arrays for max_rows rows. S. */
+/* One step as it is put together; arrays for max_rows rows, or those of a wide step. S. */
 typedef struct engine_step {
     int32_t *token, *seq, *position, *out_rows;
-    float **dest; /* [max_rows] per output: the job's memory, NULL: a request samples from it */
+    float **dest; /* per output: the job's memory, NULL: a request samples from it */
     uint8_t *row_failed;
     sl_step_seq *seqs;
     engine_run **runs; /* [run_count] */
@@ -269,6 +269,8 @@ struct sl_engine {
     uint64_t fingerprint; /* of the model, for snapshots; 0: not yet computed (L) */
     int32_t vocab, context, chunk, max_sequences, threads;
     int32_t max_rows, max_outs; /* of a step */
+    /* wide.c: most rows of a wide chunk, 0: never. S: the chunk that there is scratch for, 0: none */
+    int32_t wide_most, fitted;
     int32_t few_rows; /* of a step on a device, so that each is computed by itself (step_select.c); 0: always is */
     engine_forward forward;
     engine_sampler *sampler; /* S */
@@ -311,6 +313,11 @@ void engine_wait_init(pthread_cond_t *c); /* a condition on the monotonic clock 
 void engine_step_select(sl_engine *e);
 /* Rows that the run still has to evaluate, those of a lost state included. */
 int32_t engine_run_remaining(engine_run *run);
+
+/* wide.c: rows of prompts in the next step, for which there is scratch then: the chunk, or more. */
+int32_t engine_wide_chunk(sl_engine *e);
+/* Rows it may come to, 0: it never does. Once the chunk is known. */
+int32_t engine_wide_most(const sl_engine *e);
 
 /* step.c */
 bool engine_step_init(sl_engine *e, sl_error *err);

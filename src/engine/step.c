@@ -23,7 +23,7 @@ int32_t engine_out_capacity(int32_t max_sequences) {
 
 bool engine_step_init(sl_engine *e, sl_error *err) {
     engine_step *st = &e->sched.step;
-    size_t n = (size_t)e->max_rows;
+    size_t n = (size_t)(e->wide_most > e->chunk ? e->wide_most + e->max_sequences : e->max_rows);
     st->token = calloc(n, sizeof *st->token);
     st->seq = calloc(n, sizeof *st->seq);
     st->position = calloc(n, sizeof *st->position);
@@ -34,7 +34,7 @@ bool engine_step_init(sl_engine *e, sl_error *err) {
     st->runs = calloc(n, sizeof *st->runs);
     if (!st->token || !st->seq || !st->position || !st->out_rows || !st->dest || !st->row_failed || !st->seqs ||
         !st->runs)
-        return sl_fail(err, SL_ERR_MEMORY, "out of memory for a step of %d rows", e->max_rows);
+        return sl_fail(err, SL_ERR_MEMORY, "out of memory for a step of %zu rows", n);
     st->out_capacity = engine_out_capacity(e->max_sequences);
     if (st->out_capacity > e->max_outs)
         st->out_capacity = e->max_outs;

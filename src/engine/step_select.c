@@ -125,11 +125,11 @@ static void add_decodes(sl_engine *e) {
             sc->step.decode_rows += add_run(e, sc->active[i], 1);
 }
 
-static void add_prefills(sl_engine *e) {
+static void add_prefills(sl_engine *e, int32_t chunk) {
     engine_sched *sc = &e->sched;
-    for (size_t i = 0; i < sc->active_count && sc->step.prefill_rows < e->chunk; i++)
+    for (size_t i = 0; i < sc->active_count && sc->step.prefill_rows < chunk; i++)
         if (takes_part(sc->active[i]) && engine_run_remaining(sc->active[i]) > 1)
-            sc->step.prefill_rows += add_run(e, sc->active[i], e->chunk - sc->step.prefill_rows);
+            sc->step.prefill_rows += add_run(e, sc->active[i], chunk - sc->step.prefill_rows);
 }
 
 /* ---- a device's steps ------------------------------------------------------------------------------------------- */
@@ -209,12 +209,12 @@ static void select_apart(sl_engine *e) {
 
 /* ---- any step --------------------------------------------------------------------------------------------------- */
 
-static void select_together(sl_engine *e) {
+static void select_together(sl_engine *e, int32_t chunk) {
     engine_sched *sc = &e->sched;
     engine_step *st = &sc->step;
     add_decodes(e);
     if (st->decode_rows == 0 || sc->decode_owed_ns == 0)
-        add_prefills(e);
+        add_prefills(e, chunk);
     st->prompt = st->prefill_rows > 0;
     st->holds_up = st->prompt && st->decode_rows > 0;
 }
@@ -225,6 +225,7 @@ void engine_step_select(sl_engine *e) {
     st->run_count = st->rows = st->outs = st->decode_rows = st->prefill_rows = 0;
     st->direct = true;
     st->prompt = st->holds_up = false;
+    int32_t chunk = engine_wide_chunk(e);
     engine_run *alone = find_alone(sc);
     if (alone) {
         int32_t *rows = engine_run_remaining(alone) > 1 ? &st->prefill_rows : &st->decode_rows;
@@ -233,6 +234,6 @@ void engine_step_select(sl_engine *e) {
     } else if (e->few_rows) {
         select_apart(e);
     } else {
-        select_together(e);
+        select_together(e, chunk);
     }
 }

@@ -84,6 +84,10 @@ bool sl_model_accepted(const sl_model *m, const sl_ops *ops, sl_error *err);
 bool sl_model_load(sl_model *m, sl_mem *mem, sl_ops *ops, int32_t max_rows, int32_t max_outs,
                    void (*progress)(void *, uint64_t, uint64_t), void *user, sl_error *err);
 
+/* The same pass over another number of rows, in scratch that takes the place of what there was: on the CPU, after load,
+ * between steps. false: there is none now, no step runs until a call succeeds. */
+bool sl_model_fit_rows(sl_model *m, int32_t max_rows, int32_t max_outs, sl_error *err);
+
 /* Seconds of one decoded token, where nothing is read from the disk. */
 typedef struct sl_model_cost {
     double head;    /* embedding, last norm and head */

@@ -87,6 +87,21 @@ bool model_record(sl_model *m, int32_t max_rows, int32_t max_outs, sl_error *err
     return m->program && sl_program_end(m->program, err);
 }
 
+static void forget_pass(sl_model *m) {
+    sl_program_free(m->program);
+    sl_ops_scratch_free(m->ops, m->scratch);
+    m->program = NULL;
+    m->scratch = 0;
+}
+
+bool sl_model_fit_rows(sl_model *m, int32_t max_rows, int32_t max_outs, sl_error *err) {
+    forget_pass(m);
+    if (model_record(m, max_rows, max_outs, err))
+        return true;
+    forget_pass(m);
+    return false;
+}
+
 /* The pass is recorded as it will be run, without anything in memory, and thrown away. */
 uint64_t sl_model_scratch_bytes(const sl_model *m, sl_ops *ops, int32_t max_rows, int32_t max_outs, sl_error *err) {
     sl_program *p = record_pass(m, ops, 0, max_rows, max_outs, err);

@@ -365,6 +365,9 @@ sl_buffer sl_ops_wrap(sl_ops *ops, void *base, uint64_t bytes, sl_error *err);
 void sl_ops_unwrap(sl_ops *ops, sl_buffer b);
 /* Scratch for views of a program, from the budget. */
 sl_buffer sl_ops_scratch(sl_ops *ops, uint64_t bytes, sl_error *err);
+/* Gives it back, when no program uses it any more. On the CPU alone: elsewhere scratch stays until the ops are freed.
+ */
+void sl_ops_scratch_free(sl_ops *ops, sl_buffer b);
 /* Bytes of scratch that sl_program_end will take for the implementation itself (activations in int8 or halves, moe,
  * attention, delta), where the ops run no other program. For a program that was recorded but not ended: weights, views
  * and frequencies need not be in memory, only their sizes count. 0: an error while recording. */

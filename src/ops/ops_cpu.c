@@ -191,9 +191,19 @@ static bool cpu_run_program(sl_ops *ops, sl_program *p, sl_step *step, sl_error 
 
 static bool cpu_prepare(sl_ops *ops, sl_program *p, sl_error *err) {
     sl_ops_cpu *o = (sl_ops_cpu *)ops;
-    return ops_check_program(&o->known, p, err) && cpu_scratch_fit(o, p, err);
+    if (!ops_check_program(&o->known, p, err) || !cpu_scratch_fit(o, p, err))
+        return false;
+    o->programs++;
+    return true;
 }
-static void cpu_discard(sl_ops *ops, sl_program *p) {}
+static void cpu_discard(sl_ops *ops, sl_program *p) {
+    sl_ops_cpu *o = (sl_ops_cpu *)ops;
+    if (p->ready && --o->programs == 0)
+        cpu_scratch_drop(o);
+}
+static void cpu_scratch_buffer_free(sl_ops *ops, sl_buffer b) {
+    ops_memory_scratch_free(&((sl_ops_cpu *)ops)->known, b);
+}
 
 static uint64_t cpu_scratch_bytes_for(const sl_ops *ops, const sl_program *p) {
     return cpu_scratch_need((const sl_ops_cpu *)ops, p);
@@ -211,7 +221,7 @@ static const char *cpu_isa_name(const sl_ops *ops) {
 
 static void cpu_free(sl_ops *ops) {
     sl_ops_cpu *o = (sl_ops_cpu *)ops;
-    sl_mem_span_free(o->known.mem, o->scratch.span);
+    cpu_scratch_drop(o);
     ops_memory_clear(&o->known);
     free(o);
 }
@@ -223,6 +233,7 @@ static const sl_ops_table table = {
     .wrap = cpu_wrap,
     .unwrap = cpu_unwrap,
     .scratch = cpu_scratch_buffer,
+    .scratch_free = cpu_scratch_buffer_free,
     .scratch_bytes = cpu_scratch_bytes_for,
     .set_experts = cpu_set_experts,
     .watch_moe = cpu_watch_moe,

@@ -78,6 +78,7 @@ typedef struct sl_ops_cpu {
     sl_numeric numeric;
     int64_t rank_bytes; /* RANK_SCRATCH_BYTES; tests set others before a program is ended */
     cpu_scratch scratch;
+    int32_t programs; /* that scratch was fitted for */
     sl_moe_watch watch;
     const sl_rope *rope_of; /* cos_sin is this rotation's for the running step; NULL: not yet made */
     sl_ops_times times;
@@ -114,6 +115,8 @@ sl_matrix ops_matrix(const sl_ops_cpu *o, const sl_weight *w);
 /* ops_cpu_scratch.c */
 bool cpu_scratch_fit(sl_ops_cpu *o, const sl_program *p, sl_error *err);
 uint64_t cpu_scratch_need(const sl_ops_cpu *o, const sl_program *p);
+/* No program needs it any more. */
+void cpu_scratch_drop(sl_ops_cpu *o);
 void *cpu_thread_scratch(const sl_ops_cpu *o, int worker);
 
 /* ops_cpu_linear.c: products, several matrices over one source cut into equal pieces for the pool. */

@@ -117,7 +117,7 @@ static void measure_op(const sl_ops_cpu *o, scratch_extent *e, int64_t rows, con
         measure_delta(e, &x->u.delta.d);
 }
 
-/* Programs that were fitted before stay runnable: the extents only grow. */
+/* Programs that were fitted before stay runnable: the extents only grow, until the last of them is gone. */
 static scratch_extent measure(const sl_ops_cpu *o, scratch_extent e, const sl_program *p) {
     widen(&e.rows, p->max_rows);
     for (size_t i = 0; i < p->count; i++)
@@ -148,6 +148,11 @@ bool cpu_scratch_fit(sl_ops_cpu *o, const sl_program *p, sl_error *err) {
     o->scratch.extent = e;
     lay_out(o, &e, o->scratch.span, &o->scratch);
     return true;
+}
+
+void cpu_scratch_drop(sl_ops_cpu *o) {
+    sl_mem_span_free(o->known.mem, o->scratch.span);
+    o->scratch = (cpu_scratch){0};
 }
 
 void *cpu_thread_scratch(const sl_ops_cpu *o, int worker) {

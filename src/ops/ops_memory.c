@@ -61,6 +61,17 @@ sl_buffer ops_memory_scratch(ops_memory *m, uint64_t bytes, sl_error *err) {
     return add_buffer(m, p, bytes, err);
 }
 
+void ops_memory_scratch_free(ops_memory *m, sl_buffer b) {
+    for (size_t i = 0; i < m->span_count; i++) {
+        if (m->spans[i] == m->buffers[b].base) {
+            sl_mem_span_free(m->mem, m->spans[i]);
+            m->spans[i] = m->spans[--m->span_count];
+            break;
+        }
+    }
+    ops_memory_unwrap(m, b);
+}
+
 void ops_memory_set_kv(ops_memory *m, const sl_kv_layout *layout) {
     m->kv = *layout;
     m->kv_count = 0;

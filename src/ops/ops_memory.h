@@ -38,6 +38,7 @@ void ops_memory_clear(ops_memory *m);
 sl_buffer ops_memory_wrap(ops_memory *m, void *base, uint64_t bytes, sl_error *err);
 void ops_memory_unwrap(ops_memory *m, sl_buffer b);
 sl_buffer ops_memory_scratch(ops_memory *m, uint64_t bytes, sl_error *err);
+void ops_memory_scratch_free(ops_memory *m, sl_buffer b);
 void ops_memory_set_kv(ops_memory *m, const sl_kv_layout *layout);
 bool ops_memory_add_kv_slab(ops_memory *m, void *slab, sl_error *err);
 void ops_memory_set_state(ops_memory *m, const sl_state_layout *layout);

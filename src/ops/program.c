@@ -411,6 +411,11 @@ sl_buffer sl_ops_scratch(sl_ops *o, uint64_t bytes, sl_error *err) {
     return o->table->scratch(o, bytes, err);
 }
 
+void sl_ops_scratch_free(sl_ops *o, sl_buffer b) {
+    if (b && o->table->scratch_free)
+        o->table->scratch_free(o, b);
+}
+
 uint64_t sl_program_scratch_bytes(const sl_program *p, sl_error *err) {
     if (p->error.code == SL_OK)
         return sl_round_up(p->ops->table->scratch_bytes(p->ops, p), 4096);

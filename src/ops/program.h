@@ -84,6 +84,7 @@ typedef struct sl_ops_table {
     sl_buffer (*wrap)(sl_ops *ops, void *base, uint64_t bytes, sl_error *err);
     void (*unwrap)(sl_ops *ops, sl_buffer b);
     sl_buffer (*scratch)(sl_ops *ops, uint64_t bytes, sl_error *err);
+    void (*scratch_free)(sl_ops *ops, sl_buffer b); /* NULL: with the ops */
     uint64_t (*scratch_bytes)(const sl_ops *ops, const sl_program *p);
     /* NULL: all of them */
     bool (*accepts)(const sl_attention *a, const sl_moe *moe, const sl_delta *delta, sl_error *err);

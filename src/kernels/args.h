@@ -26,6 +26,9 @@
 /* matvec family: rows of W per threadgroup, threads. */
 #define SL_MATVEC_ROWS    8
 #define SL_MATVEC_THREADS 64
+/* narrow: units of 32 columns of a SIMD-group, SIMD-groups at most. */
+#define SL_NARROW_UNITS 32
+#define SL_NARROW_SIMDS 8
 /* few family: rows of a tile, columns of a chunk, threads. */
 #define SL_FEW_ROWS    16
 #define SL_FEW_COLS    256
@@ -82,6 +85,7 @@
 #define SL_FC_BY_LOGIT    16 /* router: experts are chosen by their logits; with NORMALIZE, softmax among the chosen */
 #define SL_FC_GROUPS      17 /* router: from the best groups only */
 #define SL_FC_CLAMP       18 /* experts: clamped SwiGLU instead of SiLU */
+#define SL_FC_HALF        19 /* rms_norm: half rows, too */
 
 /* ---- the step buffer --------------------------------------------------------------------------------------------- */
 

@@ -5,35 +5,87 @@
 //                            thread takes 32 weights; bytes: the row. Slots: 1..3 table's parts, 4 dst, 5 step
 //   gather_outs   dst[i] = src[out_row[i]]; grid (outs); 8 bytes per element. Slots: 1 src, 2 dst, 3 step
 //   silu_mul      dst = silu(dst) * src; grid (any, rows * per_row); 12 bytes. Slots: 1 src, 2 dst, 3 step
-//   rms_norm      dst = src / sqrt(mean(src^2) + eps) * weight; grid (rows); 16 bytes, 2 fma and 2 multiplications.
-//                 dst may be src. Slots: 1 src, 2 dst, 3 weight[cols], 4 step
+//   silu_half     half(silu(gate) * src) as to_half makes it; grid (rows * per_row); 10 bytes. Slots: 1 src, 2 dst,
+//                 3 unscale, 4 step, 5 gate
+//   rms_norm      dst = src / sqrt(mean(src^2) + eps) * weight; grid (rows); 12 bytes, 1 fma and 2 multiplications.
+//                 dst may be src. Where HALF is given also what to_half would make of dst (2 bytes more).
+//                 Slots: 1 src, 2 dst, 3 weight[cols], 4 step, 5 half rows, 6 unscale
 //   to_half       half rows for the matrix units: dst = half(src * 2^e) with the row's largest in [2^14, 2^15), so
 //                 that neither 1e6 nor 1e-6 leaves half's range; unscale[row] = 2^-e; zeros from cols to padded; grid
-//                 (rows * per_row); 10 bytes. Slots: 1 src, 2 dst, 3 unscale, 4 step
+//                 (rows * per_row); 6 bytes. Slots: 1 src, 2 dst, 3 unscale, 4 step
+//
+// The last three keep a row in registers, ROW_VALUES columns a thread, so that it is read once; what is wider is read
+// again. A row is a chain of latencies: as many threads as leave few columns each.
 #include "blocks_gguf.h"
 
 SL_SWITCH(fc_clamp, SL_FC_CLAMP)
+SL_SWITCH(fc_half, SL_FC_HALF)
+
+enum { ROW_VALUES = 8 }; // columns of a thread: its own, and every `threads`th on
 
 // ---- sums and maxima over a threadgroup ----------------------------------------------------------------------------
 
-// All threads call it and get the same; shared[32]. Lanes of unused SIMD-groups count as zero.
-inline float group_sum(float v, threadgroup float *shared, uint simd, uint lane, uint simds) {
+struct place { // of a thread
+    uint at, count, lane, simd, simds;
+};
+
+// All threads call it and get the same; shared[32] of its own for each call.
+inline float group_sum(float v, threadgroup float *shared, thread const place &p) {
     v = simd_sum(v);
+    if (p.lane == 0)
+        shared[p.simd] = v;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (lane == 0)
-        shared[simd] = v;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    return simd_sum(lane < simds ? shared[lane] : 0.0f);
+    return simd_sum(p.lane < p.simds ? shared[p.lane] : 0.0f);
 }
 
 // Of values >= 0.
-inline float group_max(float v, threadgroup float *shared, uint simd, uint lane, uint simds) {
+inline float group_max(float v, threadgroup float *shared, thread const place &p) {
     v = simd_max(v);
+    if (p.lane == 0)
+        shared[p.simd] = v;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (lane == 0)
-        shared[simd] = v;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    return simd_max(lane < simds ? shared[lane] : 0.0f);
+    return simd_max(p.lane < p.simds ? shared[p.lane] : 0.0f);
+}
+
+// ---- a row in registers --------------------------------------------------------------------------------------------
+
+inline void load_row(thread float *v, device const float *from, uint cols, thread const place &p) {
+#pragma unroll
+    for (uint i = 0; i < ROW_VALUES; i++) {
+        uint c = p.at + i * p.count;
+        v[i] = c < cols ? from[c] : 0.0f;
+    }
+}
+
+inline float larger(float m, float v) {
+    return fabs(v) > m ? fabs(v) : m;
+}
+
+// The first column of this thread that is not in registers.
+inline uint beyond(thread const place &p) {
+    return p.at + ROW_VALUES * p.count;
+}
+
+// Half rows of v and, beyond, of what is in memory.
+inline void put_half(device half *to, device float *unscale, thread const float *v, device const float *rest, uint cols,
+                     uint padded, threadgroup float *shared, thread const place &p) {
+    float m = 0.0f;
+#pragma unroll
+    for (uint i = 0; i < ROW_VALUES; i++)
+        m = larger(m, v[i]);
+    for (uint c = beyond(p); c < cols; c += p.count)
+        m = larger(m, rest[c]);
+    float scale = half_scale(group_max(m, shared, p));
+#pragma unroll
+    for (uint i = 0; i < ROW_VALUES; i++) {
+        uint c = p.at + i * p.count;
+        if (c < padded)
+            to[c] = c < cols ? half(v[i] * scale) : half(0.0f);
+    }
+    for (uint c = beyond(p); c < padded; c += p.count)
+        to[c] = c < cols ? half(rest[c] * scale) : half(0.0f);
+    if (p.at == 0)
+        *unscale = 1.0f / scale;
 }
 
 // ---- embed ---------------------------------------------------------------------------------------------------------
@@ -91,6 +143,10 @@ SL_FORMATS(X)
         dst[ulong(group) * a.dst_stride + c] = src[ulong(row) * a.src_stride + c];
 }
 
+inline float gated(constant sl_rows_args &a, float gate, float up) {
+    return fc_clamp ? clamped_swiglu(gate, up, a.limit, a.alpha) : silu(gate) * up;
+}
+
 [[kernel]] void silu_mul(constant sl_rows_args &a [[buffer(0)]], device const float *src [[buffer(1)]],
                          device float *dst [[buffer(2)]], device const int *step [[buffer(3)]],
                          uint3 group [[threadgroup_position_in_grid]], uint3 groups [[threadgroups_per_grid]],
@@ -101,40 +157,86 @@ SL_FORMATS(X)
     device const float *from = src + ulong(group.y) * a.src_stride;
     device float *to = dst + ulong(group.y) * a.dst_stride;
     for (uint c = group.x * threads.x + thread_at.x; c < a.cols; c += groups.x * threads.x)
-        to[c] = fc_clamp ? clamped_swiglu(to[c], from[c], a.limit, a.alpha) : silu(to[c]) * from[c];
+        to[c] = gated(a, to[c], from[c]);
+}
+
+[[kernel]] void silu_half(constant sl_rows_args &a [[buffer(0)]], device const float *src [[buffer(1)]],
+                          device half *dst [[buffer(2)]], device float *unscale [[buffer(3)]],
+                          device const int *step [[buffer(4)]], device float *gate [[buffer(5)]],
+                          uint group [[threadgroup_position_in_grid]],
+                          uint thread_at [[thread_position_in_threadgroup]],
+                          uint threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+                          uint simd [[simdgroup_index_in_threadgroup]], uint simds [[simdgroups_per_threadgroup]]) {
+    threadgroup float shared[32];
+    place p = {thread_at, threads, lane, simd, simds};
+    if (group >= step_rows(step) * a.per_row)
+        return;
+    device const float *up = src + ulong(group) * a.src_stride;
+    device float *mine = gate + ulong(group) * a.src_stride;
+    float v[ROW_VALUES], u[ROW_VALUES];
+    load_row(v, mine, a.cols, p);
+    load_row(u, up, a.cols, p);
+#pragma unroll
+    for (uint i = 0; i < ROW_VALUES; i++)
+        v[i] = p.at + i * p.count < a.cols ? gated(a, v[i], u[i]) : 0.0f;
+    for (uint c = beyond(p); c < a.cols; c += threads)
+        mine[c] = gated(a, mine[c], up[c]);
+    put_half(dst + ulong(group) * a.dst_stride, unscale + group, v, mine, a.cols, a.padded, shared, p);
 }
 
 // ---- norm ----------------------------------------------------------------------------------------------------------
 
 [[kernel]] void rms_norm(constant sl_rows_args &a [[buffer(0)]], device const float *src [[buffer(1)]],
                          device float *dst [[buffer(2)]], device const float *weight [[buffer(3)]],
-                         device const int *step [[buffer(4)]], uint group [[threadgroup_position_in_grid]],
+                         device const int *step [[buffer(4)]], device half *halves [[buffer(5)]],
+                         device float *unscale [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
                          uint thread_at [[thread_position_in_threadgroup]], uint threads [[threads_per_threadgroup]],
                          uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]],
                          uint simds [[simdgroups_per_threadgroup]]) {
-    threadgroup float shared[32];
+    threadgroup float shared[4][32];
+    place p = {thread_at, threads, lane, simd, simds};
     if (group >= step_rows(step))
         return;
     device const float *from = src + ulong(group) * a.src_stride;
     device float *to = dst + ulong(group) * a.dst_stride;
-    float sum = 0.0f, largest = 1.0f;
-    for (uint c = thread_at; c < a.cols; c += threads)
+    float v[ROW_VALUES], w[ROW_VALUES], sum = 0.0f, largest = 1.0f;
+    load_row(v, from, a.cols, p);
+    load_row(w, weight, a.cols, p);
+#pragma unroll
+    for (uint i = 0; i < ROW_VALUES; i++)
+        sum = fma(v[i], v[i], sum);
+    for (uint c = beyond(p); c < a.cols; c += threads)
         sum = fma(from[c], from[c], sum);
-    sum = group_sum(sum, shared, simd, lane, simds);
+    sum = group_sum(sum, shared[0], p);
     // squares that leave float's range (or NaN and infinities): scaled down by the largest first
     if (!(sum <= FLT_MAX)) {
         float m = 0.0f;
-        for (uint c = thread_at; c < a.cols; c += threads)
-            m = fabs(from[c]) > m ? fabs(from[c]) : m;
-        largest = group_max(m, shared, simd, lane, simds);
+        for (uint i = 0; i < ROW_VALUES; i++)
+            m = larger(m, v[i]);
+        for (uint c = beyond(p); c < a.cols; c += threads)
+            m = larger(m, from[c]);
+        largest = group_max(m, shared[1], p);
         sum = 0.0f;
-        for (uint c = thread_at; c < a.cols; c += threads)
+        for (uint i = 0; i < ROW_VALUES; i++) {
+            v[i] = v[i] / largest;
+            sum = fma(v[i], v[i], sum);
+        }
+        for (uint c = beyond(p); c < a.cols; c += threads)
             sum = fma(from[c] / largest, from[c] / largest, sum);
-        sum = group_sum(sum, shared, simd, lane, simds);
+        sum = group_sum(sum, shared[2], p);
     }
     float inv = 1.0f / sqrt(sum / float(a.cols) + a.eps / largest / largest);
-    for (uint c = thread_at; c < a.cols; c += threads)
+#pragma unroll
+    for (uint i = 0; i < ROW_VALUES; i++) {
+        uint c = p.at + i * p.count;
+        v[i] = v[i] * inv * w[i];
+        if (c < a.cols)
+            to[c] = v[i];
+    }
+    for (uint c = beyond(p); c < a.cols; c += threads)
         to[c] = from[c] / largest * inv * weight[c];
+    if (fc_half)
+        put_half(halves + ulong(group) * a.padded, unscale + group, v, to, a.cols, a.padded, shared[3], p);
 }
 
 // ---- half rows -----------------------------------------------------------------------------------------------------
@@ -146,16 +248,11 @@ SL_FORMATS(X)
                         uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]],
                         uint simds [[simdgroups_per_threadgroup]]) {
     threadgroup float shared[32];
+    place p = {thread_at, threads, lane, simd, simds};
     if (group >= step_rows(step) * a.per_row)
         return;
     device const float *from = src + ulong(group) * a.src_stride;
-    device half *to = dst + ulong(group) * a.dst_stride;
-    float m = 0.0f;
-    for (uint c = thread_at; c < a.cols; c += threads)
-        m = fabs(from[c]) > m ? fabs(from[c]) : m;
-    float scale = half_scale(group_max(m, shared, simd, lane, simds));
-    for (uint c = thread_at; c < a.padded; c += threads)
-        to[c] = c < a.cols ? half(from[c] * scale) : half(0.0f);
-    if (thread_at == 0)
-        unscale[group] = 1.0f / scale;
+    float v[ROW_VALUES];
+    load_row(v, from, a.cols, p);
+    put_half(dst + ulong(group) * a.dst_stride, unscale + group, v, from, a.cols, a.padded, shared, p);
 }

@@ -157,9 +157,7 @@ static uint64_t logits_bytes(const gpu_run *r, const op *o) {
     return (uint64_t)r->step->outs * (uint64_t)o->u.logits.head.matrix.rows * sizeof(float);
 }
 
-bool gpu_encode_op(gpu_run *r, const op *o) {
-    if (!gpu_phase_begin(r, gpu_phase_of(o, r->phase)))
-        return false;
+static bool encode_op(gpu_run *r, const op *o) {
     switch (o->kind) {
     case OP_EMBED:
         return gpu_run_embed(r, o);
@@ -189,6 +187,12 @@ bool gpu_encode_op(gpu_run *r, const op *o) {
         return true;
     }
     return false;
+}
+
+bool gpu_encode_op(gpu_run *r, const op *o) {
+    bool ok = gpu_phase_begin(r, gpu_phase_of(o, r->phase)) && encode_op(r, o);
+    gpu_half_keep(r, o);
+    return ok;
 }
 
 bool gpu_op_is_idle(const gpu_run *r, const op *o) {

@@ -18,6 +18,8 @@ enum {
     GPU_EXPERTS = 2048 /* of a layer, at most */,
     GPU_MATMUL_ROWS = SL_GPU_FEW_ROWS + 1,
     GPU_FEW_GROUPS = 396 /* threadgroups of few.metal: three to a multiprocessor of an H200 */,
+    GPU_NARROW_ROWS = 512 /* outputs that narrow.metal takes of few rows, and of any number of them: */,
+    GPU_NARROW_ALL = 4,
     GPU_DELTA_KEY = 256 /* largest key_dim of a delta layer */,
     GPU_CHUNK_KEY = 128 /* largest of one that takes many rows by chunks: what threadgroup memory holds */,
     GPU_CHUNK_ROWS = 16 /* rows of a sequence from which on it does */,
@@ -43,7 +45,8 @@ typedef enum gpu_file {
     GPU_HEADS,
     GPU_MOE,
     GPU_EXPERT,
-    GPU_FEW, /* instead of GPU_MATVEC and GPU_EXPERT, where the device has it and the matrix fits */
+    GPU_NARROW, /* instead of GPU_MATVEC, for few outputs */
+    GPU_FEW,    /* instead of GPU_MATVEC and GPU_EXPERT, where the device has it and the matrix fits */
     GPU_DELTA,
     GPU_DELTA_CHUNK,
     GPU_FILES
@@ -210,6 +213,12 @@ typedef struct gpu_run {
     gpu_phase phase;        /* what is encoded now */
     gpu_group group[GPU_MATMUL_ROWS];
     int groups; /* 0: many rows */
+    /* Many rows: of what scratch.half has the half rows, until that is written to. */
+    struct gpu_halves {
+        const float *at; /* NULL: of nothing known */
+        int32_t cols;
+        bool outs;
+    } half_of;
 } gpu_run;
 
 /* ---- ops_gpu_memory.c ---- */
@@ -403,6 +412,11 @@ static inline bool gpu_same_layout(const sl_matrix *a, const sl_matrix *b) {
            a->cols == b->cols && a->row_in_block == b->row_in_block;
 }
 void gpu_bind_step(gpu_call *c, int slot);
+/* After op o: half rows are still of half_of only if o has read that. */
+void gpu_half_keep(gpu_run *r, const op *o);
+/* scratch.half and unscale = half rows of silu(gate) * up, clamped where moe says so; rows as gpu_silu_mul's. */
+bool gpu_silu_half(gpu_run *r, float *gate, const float *up, int64_t stride, int32_t cols, int32_t per_row,
+                   const sl_moe *moe);
 /* dst = silu(dst) * src over rows of the step, per_row of each; clamped where moe (NULL: none) says so */
 bool gpu_silu_mul(gpu_run *r, float *dst, const float *src, int64_t stride, int32_t cols, int32_t per_row, bool outs,
                   const sl_moe *moe);

@@ -237,7 +237,6 @@ bool gpu_pass_encode(gpu_pass *p) {
                                      pair_count(x) * (uint64_t)x->inner * sizeof(float), out, x->hidden, true);
     return gpu_to_half(x->r, gpu_view_at(x->r, &x->o->src), x->o->src.stride, x->o->src.cols, 1, false) &&
            many(p, SL_PROJ_GATE, inner, x->inner, false) && many(p, SL_PROJ_UP, up, x->inner, false) &&
-           gpu_silu_mul(x->r, inner, up, x->inner, x->inner, x->m->top_k, false, x->m) &&
-           gpu_to_half(x->r, inner, x->inner, x->inner, x->m->top_k, false) &&
+           gpu_silu_half(x->r, inner, up, x->inner, x->inner, x->m->top_k, x->m) &&
            many(p, SL_PROJ_DOWN, out, x->hidden, true);
 }

@@ -62,6 +62,7 @@ static const char *const file_names[GPU_FILES] = {
     [GPU_HEADS] = "heads.metal",
     [GPU_MOE] = "moe.metal",
     [GPU_EXPERT] = "expert.metal",
+    [GPU_NARROW] = "narrow.metal",
     [GPU_FEW] = "few.metal",
     [GPU_DELTA] = "delta.metal",
     [GPU_DELTA_CHUNK] = "delta_chunk.metal",
@@ -121,7 +122,7 @@ static const uint32_t file_constants[GPU_FILES] = {
     [GPU_MATVEC] = 1u << SL_FC_ADD | 1u << SL_FC_BIAS | 1u << SL_FC_OUTS,
     [GPU_MATMUL] = 1u << SL_FC_ADD | 1u << SL_FC_BIAS | 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES,
     [GPU_LARGE] = 1u << SL_FC_ADD | 1u << SL_FC_BIAS | 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES,
-    [GPU_ROWS] = 1u << SL_FC_OUTS | 1u << SL_FC_CLAMP,
+    [GPU_ROWS] = 1u << SL_FC_OUTS | 1u << SL_FC_CLAMP | 1u << SL_FC_HALF,
     [GPU_PREPARE] =
         1u << SL_FC_OUTS | 1u << SL_FC_NORM_Q | 1u << SL_FC_NORM_K | 1u << SL_FC_ROPE | 1u << SL_FC_INTERLEAVED,
     [GPU_DECODE] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
@@ -133,6 +134,7 @@ static const uint32_t file_constants[GPU_FILES] = {
     [GPU_MOE] = 1u << SL_FC_OUTS | 1u << SL_FC_SIGMOID | 1u << SL_FC_NORMALIZE | 1u << SL_FC_SELECT_BIAS |
                 1u << SL_FC_SHARED | 1u << SL_FC_SHARED_GATE | 1u << SL_FC_BY_LOGIT | 1u << SL_FC_GROUPS,
     [GPU_EXPERT] = 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES | 1u << SL_FC_BIAS | 1u << SL_FC_CLAMP,
+    [GPU_NARROW] = 1u << SL_FC_OUTS | 1u << SL_FC_BIAS,
     [GPU_FEW] = 1u << SL_FC_OUTS | 1u << SL_FC_ADD | 1u << SL_FC_LEAVES | 1u << SL_FC_BIAS | 1u << SL_FC_CLAMP,
     [GPU_DELTA] = 1u << SL_FC_OUTS | 1u << SL_FC_BIAS | 1u << SL_FC_IN_PLACE,
     [GPU_DELTA_CHUNK] = 1u << SL_FC_OUTS,

@@ -4,7 +4,13 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ROW_THREADS = 256 };
+enum { ROW_THREADS = 256, ROW_THREADS_MOST = 1024, ROW_COLS = 4 /* of a thread, up to ROW_THREADS_MOST */ };
+
+/* Of a kernel whose threadgroup has a row; by its width alone: the order of sums is theirs. */
+static uint32_t row_threads(int64_t cols) {
+    uint32_t n = SL_SIMD * gpu_ceil_div(cols, SL_SIMD * ROW_COLS);
+    return n < ROW_THREADS_MOST ? n : ROW_THREADS_MOST;
+}
 
 static uint32_t outs_bit(bool outs) {
     return outs ? 1u << SL_FC_OUTS : 0;
@@ -55,18 +61,30 @@ bool gpu_run_embed(gpu_run *r, const op *o) {
 
 bool gpu_run_norm(gpu_run *r, const op *o) {
     const sl_weight *w = &o->u.norm.weight;
+    const gpu_scratch *m = &r->o->scratch;
     int32_t rows = gpu_view_rows(r, &o->src);
+    bool half = rows >= GPU_MATMUL_ROWS && o->src.cols <= m->extent.widest; /* a product reads it next */
     sl_rows_args a = {.src_stride = (uint64_t)o->src.stride,
                       .dst_stride = (uint64_t)o->dst.stride,
                       .cols = (uint32_t)o->src.cols,
+                      .padded = (uint32_t)sl_round_up((uint64_t)o->src.cols, SL_HALF_PAD),
                       .eps = o->u.norm.eps,
                       .per_row = 1};
-    gpu_call c = gpu_call_begin(r, GPU_ROWS, outs_bit(o->src.rows == SL_ROWS_OUT), &a, sizeof a, "rms_norm");
+    uint32_t bits = outs_bit(o->src.rows == SL_ROWS_OUT) | (half ? 1u << SL_FC_HALF : 0);
+    gpu_call c = gpu_call_begin(r, GPU_ROWS, bits, &a, sizeof a, "rms_norm");
     gpu_call_bind(&c, 1, gpu_view_at(r, &o->src), gpu_rows_bytes(rows, o->src.stride, o->src.cols));
     gpu_call_bind(&c, 2, gpu_view_at(r, &o->dst), gpu_rows_bytes(rows, o->dst.stride, o->dst.cols));
     gpu_call_bind(&c, 3, gpu_at(r->o, w->buffer, w->offset[0]), (uint64_t)o->src.cols * sizeof(float));
     gpu_bind_step(&c, 4);
-    return gpu_call_end(&c, (uint32_t)rows, 1, 1, ROW_THREADS);
+    gpu_call_bind(&c, 5, half ? m->half : NULL, (uint64_t)rows * a.padded * 2);
+    gpu_call_bind(&c, 6, half ? m->unscale : NULL, (uint64_t)rows * sizeof(float));
+    r->half_of = (struct gpu_halves){half ? gpu_view_at(r, &o->dst) : NULL, o->dst.cols, o->dst.rows == SL_ROWS_OUT};
+    return gpu_call_end(&c, (uint32_t)rows, 1, 1, row_threads(o->src.cols));
+}
+
+void gpu_half_keep(gpu_run *r, const op *o) {
+    if (o->kind != OP_RMS_NORM && (!r->half_of.at || gpu_view_at(r, &o->src) != r->half_of.at))
+        r->half_of.at = NULL;
 }
 
 bool gpu_run_gather(gpu_run *r, const op *o) {
@@ -81,17 +99,22 @@ bool gpu_run_gather(gpu_run *r, const op *o) {
     return gpu_call_end(&c, (uint32_t)r->step->outs, 1, 1, ROW_THREADS);
 }
 
+static sl_rows_args silu_args(const sl_moe *moe, int64_t stride, int32_t cols, int32_t per_row) {
+    bool clamp = moe && moe->swiglu_limit > 0;
+    return (sl_rows_args){.src_stride = (uint64_t)stride,
+                          .dst_stride = (uint64_t)stride,
+                          .cols = (uint32_t)cols,
+                          .padded = (uint32_t)sl_round_up((uint64_t)cols, SL_HALF_PAD),
+                          .per_row = (uint32_t)per_row,
+                          .limit = clamp ? moe->swiglu_limit : 0,
+                          .alpha = clamp ? moe->swiglu_alpha : 0};
+}
+
 bool gpu_silu_mul(gpu_run *r, float *dst, const float *src, int64_t stride, int32_t cols, int32_t per_row, bool outs,
                   const sl_moe *moe) {
-    bool clamp = moe && moe->swiglu_limit > 0;
     int64_t rows = (int64_t)(outs ? r->step->outs : r->step->rows) * per_row;
-    sl_rows_args a = {.src_stride = (uint64_t)stride,
-                      .dst_stride = (uint64_t)stride,
-                      .cols = (uint32_t)cols,
-                      .per_row = (uint32_t)per_row,
-                      .limit = clamp ? moe->swiglu_limit : 0,
-                      .alpha = clamp ? moe->swiglu_alpha : 0};
-    uint32_t bits = outs_bit(outs) | (clamp ? 1u << SL_FC_CLAMP : 0);
+    sl_rows_args a = silu_args(moe, stride, cols, per_row);
+    uint32_t bits = outs_bit(outs) | (a.limit > 0 ? 1u << SL_FC_CLAMP : 0);
     gpu_call c = gpu_call_begin(r, GPU_ROWS, bits, &a, sizeof a, "silu_mul");
     gpu_call_bind(&c, 1, src, gpu_rows_bytes(rows, stride, cols));
     gpu_call_bind(&c, 2, dst, gpu_rows_bytes(rows, stride, cols));
@@ -99,10 +122,28 @@ bool gpu_silu_mul(gpu_run *r, float *dst, const float *src, int64_t stride, int3
     return gpu_call_end(&c, gpu_ceil_div(cols, ROW_THREADS), (uint32_t)rows, 1, ROW_THREADS);
 }
 
+bool gpu_silu_half(gpu_run *r, float *gate, const float *up, int64_t stride, int32_t cols, int32_t per_row,
+                   const sl_moe *moe) {
+    const gpu_scratch *m = &r->o->scratch;
+    int64_t rows = (int64_t)r->step->rows * per_row;
+    sl_rows_args a = silu_args(moe, stride, cols, per_row);
+    a.dst_stride = a.padded;
+    gpu_call c = gpu_call_begin(r, GPU_ROWS, a.limit > 0 ? 1u << SL_FC_CLAMP : 0, &a, sizeof a, "silu_half");
+    gpu_call_bind(&c, 1, up, gpu_rows_bytes(rows, stride, cols));
+    gpu_call_bind(&c, 2, m->half, (uint64_t)rows * a.padded * 2);
+    gpu_call_bind(&c, 3, m->unscale, (uint64_t)rows * sizeof(float));
+    gpu_bind_step(&c, 4);
+    gpu_call_bind(&c, 5, gate, gpu_rows_bytes(rows, stride, cols));
+    r->half_of.at = NULL;
+    return gpu_call_end(&c, (uint32_t)rows, 1, 1, row_threads(cols));
+}
+
 bool gpu_to_half(gpu_run *r, const float *x, int64_t stride, int32_t cols, int32_t per_row, bool outs) {
     const gpu_scratch *m = &r->o->scratch;
     int64_t rows = (int64_t)(outs ? r->step->outs : r->step->rows) * per_row;
     uint32_t padded = (uint32_t)sl_round_up((uint64_t)cols, SL_HALF_PAD);
+    if (per_row == 1 && r->half_of.at == x && r->half_of.cols == cols && r->half_of.outs == outs)
+        return true;
     sl_rows_args a = {.src_stride = (uint64_t)stride,
                       .dst_stride = padded,
                       .cols = (uint32_t)cols,
@@ -113,7 +154,8 @@ bool gpu_to_half(gpu_run *r, const float *x, int64_t stride, int32_t cols, int32
     gpu_call_bind(&c, 2, m->half, (uint64_t)rows * padded * 2);
     gpu_call_bind(&c, 3, m->unscale, (uint64_t)rows * sizeof(float));
     gpu_bind_step(&c, 4);
-    return gpu_call_end(&c, (uint32_t)rows, 1, 1, ROW_THREADS);
+    r->half_of = (struct gpu_halves){per_row == 1 ? x : NULL, cols, outs};
+    return gpu_call_end(&c, (uint32_t)rows, 1, 1, row_threads(cols));
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
@@ -127,14 +169,21 @@ static void bind_bias(gpu_call *c, int slot, const sl_weight *bias, int64_t rows
                   (uint64_t)rows * sizeof(float));
 }
 
+/* Of narrow.metal; by the columns alone: the order of sums is theirs. */
+static uint32_t narrow_threads(int64_t cols) {
+    uint32_t simds = gpu_ceil_div(cols, 32 * SL_NARROW_UNITS);
+    return SL_SIMD * (simds < SL_NARROW_SIMDS ? simds : SL_NARROW_SIMDS);
+}
+
 static bool multiply_few(gpu_run *r, const gpu_product *p) {
     char entry[64];
     const sl_matrix *w = &p->weight->matrix;
     sl_matvec_args a = {.w = gpu_weights_args(w), .x_stride = (uint64_t)p->x_stride, .y_stride = (uint64_t)p->y_stride};
     kernel_format f = format_of(r, p->weight);
-    bool few = r->o->few && f.few;
-    (few ? kernel_few_entry : kernel_entry)(entry, sizeof entry, few ? "few" : "matvec", &f);
-    gpu_call c = gpu_call_begin(r, few ? GPU_FEW : GPU_MATVEC, product_bits(p), &a, sizeof a, entry);
+    bool few = r->o->few && f.few, narrow = !few && !p->add && w->rows <= GPU_NARROW_ROWS;
+    gpu_file file = few ? GPU_FEW : narrow ? GPU_NARROW : GPU_MATVEC;
+    (few ? kernel_few_entry : kernel_entry)(entry, sizeof entry, few ? "few" : narrow ? "narrow" : "matvec", &f);
+    gpu_call c = gpu_call_begin(r, file, product_bits(p), &a, sizeof a, entry);
     gpu_call_weight(&c, 1, p->weight);
     gpu_call_bind(&c, 4, p->x, gpu_rows_bytes(p->rows, p->x_stride, w->cols));
     gpu_call_bind(&c, 5, p->y, gpu_rows_bytes(p->rows, p->y_stride, w->rows));
@@ -142,6 +191,8 @@ static bool multiply_few(gpu_run *r, const gpu_product *p) {
     gpu_bind_step(&c, 9);
     if (few)
         return gpu_call_end(&c, gpu_few_groups(w->rows, p->rows), (uint32_t)p->rows, 1, SL_FEW_THREADS);
+    if (narrow)
+        return gpu_call_end(&c, (uint32_t)w->rows, (uint32_t)p->rows, 1, narrow_threads(w->cols));
     return gpu_call_end(&c, gpu_ceil_div(w->rows, SL_MATVEC_ROWS), (uint32_t)p->rows, 1, SL_MATVEC_THREADS);
 }
 
@@ -169,7 +220,7 @@ static bool multiply_half(gpu_run *r, const gpu_product *p) {
 }
 
 bool gpu_multiply(gpu_run *r, const gpu_product *p) {
-    if (p->rows < GPU_MATMUL_ROWS)
+    if (p->rows < GPU_MATMUL_ROWS || (p->weight->matrix.rows <= GPU_NARROW_ALL && !p->add))
         return multiply_few(r, p);
     return gpu_to_half(r, p->x, p->x_stride, (int32_t)p->weight->matrix.cols, 1, p->outs) && multiply_half(r, p);
 }

@@ -163,6 +163,82 @@ static void silu_times_up(rng *r, int32_t rows, int32_t per_row, int32_t cols, f
     free(step.words);
 }
 
+/* Half rows of what was computed in float: to the bit, given the row. */
+static void check_half_row(const float *row, int32_t cols, int32_t padded, const uint16_t *half, float unscale) {
+    float m = 0, scale = 1;
+    for (int32_t c = 0; c < cols; c++)
+        m = fmaxf(m, fabsf(row[c]));
+    uint32_t bits;
+    memcpy(&bits, &m, 4);
+    int exponent = 268 - (int)(bits >> 23);
+    bits = (uint32_t)(exponent < 1 ? 1 : exponent > 253 ? 253 : exponent) << 23;
+    memcpy(&scale, &bits, 4);
+    assert_true(unscale == 1 / scale);
+    for (int32_t c = 0; c < padded; c++)
+        assert_int_equal(half[c], c < cols ? sl_f32_to_f16(row[c] * scale) : 0);
+}
+
+/* silu_half against silu_mul and what to_half makes of that. */
+static void silu_to_half(rng *r, int32_t rows, int32_t per_row, int32_t cols, uint32_t threads, int how) {
+    int32_t padded = (cols + SL_HALF_PAD - 1) / SL_HALF_PAD * SL_HALF_PAD;
+    size_t n = (size_t)(rows * per_row * cols), all = (size_t)(rows * per_row);
+    float *gate = kernel_floats(r, n, 2), *up = kernel_floats(r, n, 2), *h = malloc(n * 4),
+          *unscale = kernel_poison(all + 1);
+    uint16_t *half = malloc((all + 1) * (size_t)padded * 2);
+    memcpy(h, gate, n * 4);
+    memset(half, 0xff, (all + 1) * (size_t)padded * 2);
+    kernel_step step = kernel_step_new(&(kernel_rows){.rows = rows});
+    sl_rows_args args = {.src_stride = (uint64_t)cols,
+                         .dst_stride = (uint64_t)cols,
+                         .cols = (uint32_t)cols,
+                         .padded = (uint32_t)padded,
+                         .per_row = (uint32_t)per_row,
+                         .limit = LIMIT,
+                         .alpha = ALPHA};
+    sl_rows_args half_args = args;
+    half_args.dst_stride = (uint64_t)padded;
+    sl_gpu_constant clamped = KERNEL_TRUE(SL_FC_CLAMP);
+    kernel_binding b[] = {in(0, &args, sizeof args), in(1, up, n * 4), out(2, h, n * 4), words(&step, 3)};
+    kernel_binding b2[] = {
+        in(0, &half_args, sizeof half_args), in(1, up, n * 4), out(2, half, (all + 1) * (size_t)padded * 2),
+        out(3, unscale, (all + 1) * 4),      words(&step, 4),  out(5, gate, n * 4)};
+    kernel_call one = {.entry = "silu_mul",
+                       .groups = {2, (uint32_t)all, 1},
+                       .threads = {32, 1, 1},
+                       .bindings = b,
+                       .count = 4,
+                       .constants = &clamped,
+                       .constant_count = how == CLAMPED};
+    kernels_run(&k, &one);
+    kernel_call two = one;
+    two.entry = "silu_half";
+    two.groups[0] = (uint32_t)all + 1;
+    two.groups[1] = 1;
+    two.threads[0] = threads;
+    two.bindings = b2;
+    two.count = 6;
+    kernels_run(&k, &two);
+    for (size_t i = 0; i < all; i++)
+        check_half_row(h + i * (size_t)cols, cols, padded, half + i * (size_t)padded, unscale[i]);
+    assert_true(isnan(unscale[all]));
+    assert_int_equal(half[all * (size_t)padded], 0xffff);
+    kernels_result(&k, "silu_half", 0, 0);
+    free(gate);
+    free(up);
+    free(h);
+    free(half);
+    free(unscale);
+    free(step.words);
+}
+
+static void silu_half_is_silu_mul_made_half(void **state) {
+    rng r = {seed + 5};
+    silu_to_half(&r, 3, 1, 101, 32, 0);
+    silu_to_half(&r, 2, 4, 33, 64, 0);
+    silu_to_half(&r, 2, 2, 555, 32, 0); /* more than registers hold */
+    silu_to_half(&r, 1, 3, 300, 96, CLAMPED);
+}
+
 static void silu_mul_is_float64s(void **state) {
     rng r = {seed + 2};
     silu_times_up(&r, 3, 1, 101, 2, 0);
@@ -173,8 +249,13 @@ static void silu_mul_is_float64s(void **state) {
 
 /* ---- norm -------------------------------------------------------------------------------------------------------- */
 
-static void norm_rows(rng *r, int32_t rows, int32_t cols, uint32_t threads, float magnitude, bool in_place) {
+static void norm_rows(rng *r, int32_t rows, int32_t cols, uint32_t threads, float magnitude, bool in_place,
+                      bool halved) {
     int64_t stride = cols + 1;
+    int32_t padded = (cols + SL_HALF_PAD - 1) / SL_HALF_PAD * SL_HALF_PAD;
+    uint16_t *half = malloc((size_t)(rows + 1) * (size_t)padded * 2);
+    float *unscale = kernel_poison((size_t)rows + 1);
+    memset(half, 0xff, (size_t)(rows + 1) * (size_t)padded * 2);
     size_t n = (size_t)(rows * stride);
     float *src = kernel_floats(r, n, magnitude), *dst = kernel_poison(n), *weight = kernel_floats(r, (size_t)cols, 1);
     float *ref = malloc((size_t)cols * 4), *kept = malloc(n * 4);
@@ -186,11 +267,18 @@ static void norm_rows(rng *r, int32_t rows, int32_t cols, uint32_t threads, floa
     sl_rows_args args = {.src_stride = (uint64_t)stride,
                          .dst_stride = (uint64_t)stride,
                          .cols = (uint32_t)cols,
+                         .padded = (uint32_t)padded,
                          .eps = 1e-6f,
                          .per_row = 1};
     size_t used = (n - 1) * 4; /* what lies behind the last row is out of bounds */
-    kernel_binding b[] = {in(0, &args, sizeof args), in(1, src, used), out(2, dst, n * 4),
-                          in(3, weight, (size_t)cols * 4), words(&step, 4)};
+    kernel_binding b[] = {in(0, &args, sizeof args),
+                          in(1, src, used),
+                          out(2, dst, n * 4),
+                          in(3, weight, (size_t)cols * 4),
+                          words(&step, 4),
+                          out(5, half, (size_t)(rows + 1) * (size_t)padded * 2),
+                          out(6, unscale, (size_t)(rows + 1) * 4)};
+    sl_gpu_constant constant = KERNEL_TRUE(SL_FC_HALF);
     if (in_place) {
         b[1] = out(1, src, used);
         b[2].same_as = 1;
@@ -199,7 +287,9 @@ static void norm_rows(rng *r, int32_t rows, int32_t cols, uint32_t threads, floa
                                    .groups = {(uint32_t)rows + 1, 1, 1},
                                    .threads = {threads, 1, 1},
                                    .bindings = b,
-                                   .count = 5});
+                                   .count = 7,
+                                   .constants = &constant,
+                                   .constant_count = halved});
     float *got = in_place ? src : dst;
     double worst = 0;
     for (int32_t i = 0; i < rows; i++) {
@@ -208,8 +298,14 @@ static void norm_rows(rng *r, int32_t rows, int32_t cols, uint32_t threads, floa
             double e = fabs(got[i * stride + c] - ref[c]) / (fabs(ref[c]) + 1e-30);
             worst = worse_of(worst, e);
         }
+        if (halved)
+            check_half_row(got + i * stride, cols, padded, half + (size_t)i * (size_t)padded, unscale[i]);
     }
-    kernels_result(&k, "rms_norm", worst, 1e-5);
+    assert_true(isnan(unscale[halved ? rows : 0]));
+    assert_int_equal(half[halved ? rows * padded : 0], 0xffff);
+    kernels_result(&k, halved ? "rms_norm (and half rows)" : "rms_norm", worst, 1e-5);
+    free(half);
+    free(unscale);
     free(src);
     free(dst);
     free(kept);
@@ -220,14 +316,19 @@ static void norm_rows(rng *r, int32_t rows, int32_t cols, uint32_t threads, floa
 
 static void rms_norm_is_the_cpus(void **state) {
     rng r = {seed + 3};
-    norm_rows(&r, 3, 1, 32, 1, false);
-    norm_rows(&r, 2, 77, 32, 1, false);
-    norm_rows(&r, 2, 515, 128, 3, true);
-    norm_rows(&r, 1, 1024, 256, 1e-3f, false);
-    norm_rows(&r, 2, 301, 96, 1e6f, false);
-    norm_rows(&r, 2, 301, 96, 1e30f, false); /* squares overflow */
-    norm_rows(&r, 3, 20, 32, 1e30f, false);
-    norm_rows(&r, 3, 1, 32, 1e30f, false);
+    norm_rows(&r, 3, 1, 32, 1, false, false);
+    norm_rows(&r, 2, 77, 32, 1, false, false);
+    norm_rows(&r, 2, 515, 128, 3, true, false);
+    norm_rows(&r, 1, 1024, 256, 1e-3f, false, false);
+    norm_rows(&r, 2, 301, 96, 1e6f, false, false);
+    norm_rows(&r, 2, 301, 96, 1e30f, false, false); /* squares overflow */
+    norm_rows(&r, 3, 20, 32, 1e30f, false, false);
+    norm_rows(&r, 3, 1, 32, 1e30f, false, false);
+    norm_rows(&r, 2, 515, 32, 1, true, false); /* more than registers hold */
+    norm_rows(&r, 2, 515, 32, 1e30f, false, true);
+    norm_rows(&r, 3, 77, 32, 1, true, true);
+    norm_rows(&r, 2, 640, 64, 1e-3f, true, true);
+    norm_rows(&r, 2, 256, 32, 1, false, true);
 }
 
 /* ---- half rows --------------------------------------------------------------------------------------------------- */
@@ -252,7 +353,7 @@ static void half_rows(rng *r, int32_t rows, int32_t cols, float magnitude) {
                           out(3, unscale, (size_t)(rows + 1) * 4), words(&step, 4)};
     kernels_run(&k, &(kernel_call){.entry = "to_half",
                                    .groups = {(uint32_t)rows + 1, 1, 1},
-                                   .threads = {64, 1, 1},
+                                   .threads = {32, 1, 1},
                                    .bindings = b,
                                    .count = 5});
     double worst = 0;
@@ -277,6 +378,7 @@ static void half_rows(rng *r, int32_t rows, int32_t cols, float magnitude) {
 static void half_rows_keep_every_size(void **state) {
     rng r = {seed + 4};
     half_rows(&r, 4, 33, 1);
+    half_rows(&r, 2, 301, 3);
     half_rows(&r, 2, 96, 1e6f);
     half_rows(&r, 3, 5, 1e-30f);
     half_rows(&r, 2, 200, 1e35f);
@@ -292,6 +394,7 @@ int main(void) {
         cmocka_unit_test(embedding_has_the_dequantisers_values),
         cmocka_unit_test(gather_takes_the_rows_that_want_logits),
         cmocka_unit_test(silu_mul_is_float64s),
+        cmocka_unit_test(silu_half_is_silu_mul_made_half),
         cmocka_unit_test(rms_norm_is_the_cpus),
         cmocka_unit_test(half_rows_keep_every_size),
     };

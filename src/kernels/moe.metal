@@ -10,8 +10,9 @@
 //                (128, 256, 512, 2048); a lane has every 32nd in registers, k passes choose. Threadgroup memory 0:
 //                experts floats with groups, else any. Slots: 1 logits, 2 chosen, 3 weight, 4 done, 5 bias[experts]
 //                (for choosing), 6 step
-//   group_pairs  the pairs by expert: pairs[list] ascending by expert, then by pair; tiles of up to tile_rows pairs of
-//                one expert for matmul_expert; counts[0] tiles. Grid (experts), threadgroups of any size: each counts the
+//   group_pairs  the pairs by expert: pairs[list] ascending by expert, then by pair; for matmul_expert tiles of one expert's
+//                pairs, as few as tile_rows (a multiple of 8) allows, of equal multiples of 8 but for the last; counts[0]
+//                tiles. Grid (experts), threadgroups of any size: each counts the
 //                pairs of the experts before its own, so that none waits for another, and lists its own; 4 bytes a pair
 //                and expert, from cache. Threadgroup memory 0: experts words.
 //                Slots: 1 chosen, 2 pairs, 3 tiles, 4 counts[2] {tiles, pairs}, 5 step
@@ -212,9 +213,10 @@ SL_KERNEL("router_2048", router, 64)
         at += popcount(all);
     }
     uint own_tiles = (own + a.tile_rows - 1) / a.tile_rows;
+    uint size = own_tiles ? ((own + own_tiles - 1) / own_tiles + 7) / 8 * 8 : 0;
     for (uint t = thread_at; t < own_tiles && tile + t < a.tiles; t += threads) {
-        uint from = first + t * a.tile_rows;
-        sl_pair_tile made = {int(expert), from, min(from + a.tile_rows, first + own), 0};
+        uint from = first + t * size;
+        sl_pair_tile made = {int(expert), from, min(from + size, first + own), 0};
         tiles[tile + t] = made;
     }
     if (expert + 1 == a.experts && thread_at == 0) {
@@ -225,32 +227,46 @@ SL_KERNEL("router_2048", router, 64)
 
 // ---- combine -------------------------------------------------------------------------------------------------------
 
+enum { RANKS = 8 }; // that are loaded together
+
 [[kernel]] void combine(constant sl_combine_args &a [[buffer(0)]], device const float *out [[buffer(1)]],
                         device const float *weight [[buffer(2)]], device const uchar *done [[buffer(3)]],
                         device const float *shared [[buffer(4)]], device const float *gate [[buffer(5)]],
                         device float *residual [[buffer(6)]], device int *status [[buffer(7)]],
                         device const int *step [[buffer(8)]], uint3 group [[threadgroup_position_in_grid]],
                         uint3 groups [[threadgroups_per_grid]], uint3 thread_at [[thread_position_in_threadgroup]],
-                        uint3 threads [[threads_per_threadgroup]]) {
+                        uint3 threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
     uint row = group.y, k = a.top_k;
     if (row >= uint(step_head(step).rows))
         return;
     ulong pair = ulong(row) * k;
     bool complete = step_head(step).aborted == 0;
-    for (uint i = 0; i < k; i++)
+    for (uint i = lane; i < k; i += SL_SIMD)
         complete = complete && done[pair + i] != 0;
+    complete = simd_all(complete);
     if (group.x == 0 && thread_at.x == 0)
         status[row] = complete ? 0 : 1;
-    if (!complete)
-        return;
     float g = fc_shared_gate ? sigmoid(gate[row]) : 1.0f;
+    // what is added is asked for at once, before it is known whether all of it is there
     for (uint c = group.x * threads.x + thread_at.x; c < a.cols; c += groups.x * threads.x) {
         float sum = 0.0f;
-        for (uint i = 0; i < k; i++)
-            sum = sum + out[(pair + i) * a.out_stride + c] * weight[pair + i];
+        for (uint i = 0; i < k; i += RANKS) {
+            float v[RANKS], w[RANKS];
+#pragma unroll
+            for (uint j = 0; j < RANKS; j++) {
+                ulong at = pair + min(i + j, k - 1);
+                v[j] = out[at * a.out_stride + c];
+                w[j] = weight[at];
+            }
+#pragma unroll
+            for (uint j = 0; j < RANKS; j++)
+                sum = i + j < k ? sum + v[j] * w[j] : sum;
+        }
         if (fc_shared)
             sum = sum + shared[ulong(row) * a.shared_stride + c] * g;
         device float *to = residual + ulong(row) * a.residual_stride + c;
-        *to = *to + sum;
+        float before = *to;
+        if (complete)
+            *to = before + sum;
     }
 }

@@ -247,11 +247,15 @@ static void group(rng *r, int32_t rows, int32_t experts, int32_t top_k, uint32_t
         for (int32_t i = 0; i < n; i++)
             if (chosen[i] == e)
                 assert_int_equal(pairs[at++], i);
-        for (uint32_t f = first; f < at && tile < (uint32_t)room; f += SL_MATMUL_TOKENS, tile++) {
+        uint32_t own = at - first, need = (own + SL_MATMUL_TOKENS - 1) / SL_MATMUL_TOKENS, size = 8;
+        while (size * need < own)
+            size += 8;
+        for (uint32_t f = first; f < at && tile < (uint32_t)room; f += size, tile++, need--) {
             assert_int_equal(tiles[tile].expert, e);
             assert_int_equal(tiles[tile].first, f);
-            assert_int_equal(tiles[tile].end, at < f + SL_MATMUL_TOKENS ? at : f + SL_MATMUL_TOKENS);
+            assert_int_equal(tiles[tile].end, at < f + size ? at : f + size);
         }
+        assert_true(need == 0 || tile == (uint32_t)room);
     }
     assert_int_equal(counts[0], tile);
     assert_int_equal(counts[1], n);
@@ -352,7 +356,10 @@ static void combine_adds_in_rank_order(void **state) {
     add_up(&r, 3, 77, 4, false, false, -1, 1);
     add_up(&r, 2, 130, 8, true, false, -1, 1);
     add_up(&r, 3, 33, 2, true, true, -1, 1e6f);
-    add_up(&r, 3, 33, 5, true, true, 7, 1); /* one pair never came: its row is left alone and marked */
+    add_up(&r, 2, 50, 9, true, true, -1, 1);
+    add_up(&r, 2, 40, 35, false, false, -1, 1);
+    add_up(&r, 2, 40, 35, false, false, 69, 1); /* the last of more than a SIMD-group has lanes */
+    add_up(&r, 3, 33, 5, true, true, 7, 1);     /* one pair never came: its row is left alone and marked */
 }
 
 int main(void) {

@@ -133,9 +133,34 @@ struct msl_op_xor {
     template <class T> MSL_M T operator()(T a, T b) const { return T(a ^ b); }
 };
 
+/* Words of a whole group: one instruction from sm_80 on, of whichever lanes are active. */
+template <class Op, class T> struct msl_redux {
+    static constexpr bool has = false;
+    MSL_M static T of(uint, T v) { return v; }
+};
+#if defined SL_MSL_CUDA && defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
+#define MSL_REDUX(op, type, name)                                                                                      \
+    template <> struct msl_redux<msl_op_##op, type> {                                                                  \
+        static constexpr bool has = true;                                                                              \
+        MSL_M static type of(uint active, type v) { return type(::name(active, v)); }                                  \
+    };
+MSL_REDUX(sum, int, __reduce_add_sync)
+MSL_REDUX(sum, uint, __reduce_add_sync)
+MSL_REDUX(max, int, __reduce_max_sync)
+MSL_REDUX(max, uint, __reduce_max_sync)
+MSL_REDUX(min, int, __reduce_min_sync)
+MSL_REDUX(min, uint, __reduce_min_sync)
+MSL_REDUX(and, uint, __reduce_and_sync)
+MSL_REDUX(or, uint, __reduce_or_sync)
+MSL_REDUX(xor, uint, __reduce_xor_sync)
+#undef MSL_REDUX
+#endif
+
 /* Over the lanes [base, base + WIDTH) of a group. */
 template <uint WIDTH, class Op, class T> MSL_I T msl_reduce(Op op, T v, int line) {
     msl_shared<T> s = msl_publish(v, line);
+    if constexpr (WIDTH == 32u && msl_redux<Op, T>::has)
+        return msl_redux<Op, T>::of(s.active, v);
     const uint base = s.lane & ~(WIDTH - 1u);
     const uint all = WIDTH == 32u ? 0xffffffffu : ((1u << (WIDTH & 31u)) - 1u) << base;
     if ((s.active & all) == all && (WIDTH == 32u || s.active == 0xffffffffu)) {

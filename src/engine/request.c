@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* ---- making one ------------------------------------------------------------------------------------------------- */
 
@@ -175,24 +174,8 @@ static bool take_event(sl_request *r, sl_event *out) {
     return r->last_taken = true;
 }
 
-static struct timespec deadline_in(int timeout_ms) {
-    struct timespec t;
-#ifdef __APPLE__
-    clock_gettime(CLOCK_REALTIME, &t);
-#else
-    clock_gettime(CLOCK_MONOTONIC, &t);
-#endif
-    t.tv_sec += timeout_ms / 1000;
-    t.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
-    if (t.tv_nsec >= 1000000000) {
-        t.tv_sec++;
-        t.tv_nsec -= 1000000000;
-    }
-    return t;
-}
-
 bool sl_request_next(sl_request *r, sl_event *event, int timeout_ms) {
-    struct timespec until = deadline_in(timeout_ms < 0 ? 0 : timeout_ms);
+    struct timespec until = engine_deadline(timeout_ms < 0 ? 0 : timeout_ms);
     engine_sched *sc = &r->e->sched;
     bool got, in_time = true;
     pthread_mutex_lock(&sc->mutex);

@@ -22,6 +22,22 @@ void engine_wait_init(pthread_cond_t *c) {
     pthread_condattr_destroy(&a);
 }
 
+struct timespec engine_deadline(int timeout_ms) {
+    struct timespec t;
+#ifdef __APPLE__
+    clock_gettime(CLOCK_REALTIME, &t);
+#else
+    clock_gettime(CLOCK_MONOTONIC, &t);
+#endif
+    t.tv_sec += timeout_ms / 1000;
+    t.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
+    if (t.tv_nsec >= 1000000000) {
+        t.tv_sec++;
+        t.tv_nsec -= 1000000000;
+    }
+    return t;
+}
+
 /* ---- calls ------------------------------------------------------------------------------------------------------ */
 
 bool engine_call_run(sl_engine *e, void (*fn)(void *), void *ctx) {
@@ -230,17 +246,13 @@ static void cancel_all(sl_engine *e) {
 
 /* Mutex held. Where memory is watched, others may want it also while nothing is asked of this engine. */
 static void sleep_until_woken(sl_engine *e) {
-    enum { LOOK_NS = 500000000, SECOND_NS = 1000000000 };
+    enum { LOOK_MS = 500 };
     engine_sched *sc = &e->sched;
-    struct timespec until;
     if (!e->pressure.on) {
         pthread_cond_wait(&sc->wake, &sc->mutex);
         return;
     }
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += LOOK_NS;
-    until.tv_sec += until.tv_nsec / SECOND_NS;
-    until.tv_nsec %= SECOND_NS;
+    struct timespec until = engine_deadline(LOOK_MS);
     if (pthread_cond_timedwait(&sc->wake, &sc->mutex, &until) != ETIMEDOUT)
         return;
     pthread_mutex_unlock(&sc->mutex);

@@ -145,7 +145,9 @@ static bool gpu_prepare(sl_ops *ops, sl_program *p, sl_error *err) {
     return gpu_scratch_fit(o, p, err) && gpu_bring_program(o, p, err);
 }
 
-static void gpu_discard(sl_ops *ops, sl_program *p) {}
+static void gpu_discard(sl_ops *ops, sl_program *p) {
+    gpu_kept_drop(self(ops)); /* another program may come to lie where it lay */
+}
 
 static uint64_t gpu_scratch_bytes_for(const sl_ops *ops, const sl_program *p) {
     return gpu_scratch_need(p);
@@ -293,6 +295,7 @@ static const char *gpu_isa(const sl_ops *ops) {
 static void gpu_free(sl_ops *ops) {
     sl_ops_gpu *o = self(ops);
     sl_gpu_list_free(o->list);
+    gpu_kept_free(o);
     gpu_libraries_drop(o);
     free(o->pipes);
     gpu_regions_free(o);

@@ -164,6 +164,7 @@ typedef struct sl_ops_gpu {
     sl_gpu_event *routed, *delivered, *computed;
     uint64_t tick;
     struct gpu_ahead *ahead; /* NULL: not yet */
+    struct gpu_kept *kept;   /* NULL: not yet */
     gpu_region *regions;
     size_t region_count, region_capacity;
     uint64_t unmapped; /* sl_mem_unmapped when regions were last looked through */
@@ -231,6 +232,8 @@ gpu_span gpu_host_span(sl_ops_gpu *o, const void *p, uint64_t bytes, sl_error *e
 /* Memory that the allocator does not know stays wrapped until gpu_forget. */
 bool gpu_remember(sl_ops_gpu *o, const void *base, uint64_t bytes, sl_error *err);
 void gpu_forget(sl_ops_gpu *o, const void *base);
+/* Is anything wrapped for the list that is being encoded? */
+bool gpu_has_passing(const sl_ops_gpu *o);
 /* Drops what was wrapped for one list. */
 void gpu_forget_passing(sl_ops_gpu *o);
 /* Drops what was given back to the system; between lists. */
@@ -378,6 +381,8 @@ bool gpu_list_begin(gpu_run *r);
 bool gpu_finish(gpu_run *r);
 /* Submits what was encoded. */
 bool gpu_submit_now(gpu_run *r, sl_gpu_ticket *ticket);
+/* Bytes of the step's buffer that a list tells the device. */
+uint64_t gpu_step_told(const gpu_run *r);
 bool gpu_await(gpu_run *r, sl_gpu_ticket ticket);
 /* The time of a list that something waited for behind it; no wait by itself. */
 bool gpu_book(gpu_run *r, sl_gpu_ticket ticket);
@@ -448,6 +453,18 @@ bool gpu_multiply(gpu_run *r, const gpu_product *p);
 bool gpu_multiply_gate_up(gpu_run *r, const sl_weight *gate, const sl_weight *up, const gpu_product *p, float *room);
 /* rows (per_row of each of the step's) to half in scratch. */
 bool gpu_to_half(gpu_run *r, const float *x, int64_t stride, int32_t cols, int32_t per_row, bool outs);
+
+/* ---- ops_gpu_kept.c: lists of whole steps, kept for the next token ---- */
+
+/* May this step be a kept list? Nothing has been encoded yet. */
+bool gpu_kept_possible(gpu_run *r);
+/* Gives a kept list of the same step; *done: there was one. After gpu_kept_possible. */
+bool gpu_kept_replay(gpu_run *r, sl_gpu_ticket *ticket, bool *done);
+/* Submits the encoded list, and keeps it when the same was given before. */
+bool gpu_kept_submit(gpu_run *r, sl_gpu_ticket *ticket);
+/* Before memory, libraries or slots that lists bind are others. */
+void gpu_kept_drop(sl_ops_gpu *o);
+void gpu_kept_free(sl_ops_gpu *o);
 
 /* ---- mixture of experts: ops_gpu_moe.c (waits for the router), ops_gpu_ahead.c (does not), ops_gpu_experts.c --------
  */

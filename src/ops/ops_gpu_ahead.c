@@ -497,11 +497,24 @@ void gpu_ahead_free(sl_ops_gpu *o) {
     free(o->ahead);
 }
 
+/* A kept list of the same step is given again; else one is encoded. */
+static bool give_step(ahead *a) {
+    gpu_run *r = a->r;
+    bool done = false, may_keep = a->peek.all_resident && gpu_kept_possible(r);
+    if (may_keep && !gpu_kept_replay(r, &a->ticket, &done))
+        return false;
+    if (done)
+        return true;
+    if (!gpu_list_begin(r) || !encode_step(a))
+        return false;
+    return may_keep ? gpu_kept_submit(r, &a->ticket) : gpu_submit_now(r, &a->ticket);
+}
+
 bool gpu_run_ahead(gpu_run *r) {
     sl_ops_gpu *o = r->o;
     ahead *a = o->ahead;
     o->tick += (uint64_t)a->layers;
-    bool ok = gpu_list_begin(r) && show_first(a) && encode_step(a) && gpu_submit_now(r, &a->ticket);
+    bool ok = show_first(a) && give_step(a);
     ok = ok && (a->peek.all_resident ? look_back(a) : follow(a));
     if (!ok)
         let_through(a);

@@ -47,13 +47,17 @@ void gpu_call_weight(gpu_call *c, int slot, const sl_weight *w) {
 }
 
 /* In whole steps of 4 KiB, so that lists of token after token are the same. */
-static bool tell_step(gpu_run *r) {
+uint64_t gpu_step_told(const gpu_run *r) {
     const gpu_scratch *m = &r->o->scratch;
     uint64_t bytes = sl_round_up(m->step_used, 4096);
+    return bytes < m->step_bytes ? bytes : m->step_bytes;
+}
+
+static bool tell_step(gpu_run *r) {
     if (r->o->step_told)
         return true;
     r->o->step_told = true;
-    return gpu_push(r, m->step, bytes < m->step_bytes ? bytes : m->step_bytes);
+    return gpu_push(r, r->o->scratch.step, gpu_step_told(r));
 }
 
 bool gpu_list_begin(gpu_run *r) {

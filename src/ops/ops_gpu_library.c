@@ -177,6 +177,7 @@ sl_gpu_pipeline *gpu_pipeline(sl_ops_gpu *o, gpu_file file, const char *entry, u
 }
 
 void gpu_libraries_drop(sl_ops_gpu *o) {
+    gpu_kept_drop(o);
     for (size_t i = 0; i < o->pipe_count; i++)
         sl_gpu_pipeline_free(o->pipes[i].pipeline);
     o->pipe_count = 0;

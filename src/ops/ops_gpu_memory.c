@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 static void drop(sl_ops_gpu *o, size_t i) {
+    gpu_kept_drop(o);
     sl_gpu_buffer_free(o->regions[i].buffer);
     gpu_twin_free(o, &o->regions[i]);
     o->regions[i] = o->regions[--o->region_count];
@@ -84,6 +85,13 @@ void gpu_forget(sl_ops_gpu *o, const void *base) {
     for (size_t i = o->region_count; i-- > 0;)
         if (o->regions[i].kind == GPU_REMEMBERED && o->regions[i].base == base)
             drop(o, i);
+}
+
+bool gpu_has_passing(const sl_ops_gpu *o) {
+    for (size_t i = 0; i < o->region_count; i++)
+        if (o->regions[i].kind == GPU_PASSING)
+            return true;
+    return false;
 }
 
 void gpu_forget_passing(sl_ops_gpu *o) {

@@ -44,8 +44,10 @@ sl_gpu_buffer *gpu_room_take(sl_ops_gpu *o, uint64_t bytes, const char *what, sl
 }
 
 void gpu_room_give(sl_ops_gpu *o, sl_gpu_buffer **b) {
-    if (*b)
-        o->taken -= sl_gpu_buffer_size(*b);
+    if (!*b)
+        return;
+    gpu_kept_drop(o);
+    o->taken -= sl_gpu_buffer_size(*b);
     sl_gpu_buffer_free(*b);
     *b = NULL;
 }

@@ -130,6 +130,7 @@ bool gpu_scratch_fit(sl_ops_gpu *o, const sl_program *p, sl_error *err) {
         o->scratch.span = span;
         o->scratch.bytes = need;
     }
+    gpu_kept_drop(o);
     o->scratch.extent = e;
     o->scratch.epoch++;
     lay_out(&e, o->scratch.span, &o->scratch);

@@ -327,6 +327,7 @@ bool gpu_tier_put(sl_ops_gpu *o, sl_gpu_list *l, const sl_moe *m, const sl_exper
     *full = slot < 0;
     if (*full)
         return false;
+    gpu_kept_drop(o);
     forget(t, slot);
     if (!copy_parts(o, l, m, v, slot, err))
         return false;

@@ -217,6 +217,35 @@ static void no_bit_depends_on_how_much_there_is(void **state) {
     compare_sizes(GOLDEN "gpt_oss", FEW);
 }
 
+/* Token after token, over a page of KV and more: what is kept and given again computes the same. */
+static void a_token_that_is_decoded_is_one_kept_list(void **state) {
+    enum { TOKENS = 90 };
+    static float kept[TOKENS][MODEL_VOCAB], encoded[MODEL_VOCAB];
+    sl_engine_options o = options(GOLDEN "qwen3_5_moe", FEW, 0);
+    sl_engine *e = open_engine(&o);
+    sl_seq *s = model_new_seq(e);
+    model_append(e, s, 0, 0, 20, NULL);
+    long graphs = cuda->graph_launches, launches = cuda->launches;
+    for (int i = 0; i < TOKENS; i++)
+        model_append(e, s, 0, 20 + i, 21 + i, kept[i]);
+    graphs = cuda->graph_launches - graphs;
+    launches = cuda->launches - launches;
+    sl_seq_free(s);
+    sl_engine_close(e);
+    print_message("%ld graphs and %ld launches for %d tokens\n", graphs, launches, TOKENS);
+    assert_in_range(graphs, TOKENS - 6, TOKENS);
+    o.vram = plan_of(&o).least_vram; /* waits for the host: no list is kept */
+    e = open_engine(&o);
+    s = model_new_seq(e);
+    model_append(e, s, 0, 0, 20, NULL);
+    for (int i = 0; i < TOKENS; i++) {
+        model_append(e, s, 0, 20 + i, 21 + i, encoded);
+        assert_memory_equal(encoded, kept[i], sizeof encoded);
+    }
+    sl_seq_free(s);
+    sl_engine_close(e);
+}
+
 /* As under compute-sanitizer: each launch is waited for, so a list that waits for the host would wait for ever. */
 static void launches_that_block_run_with_few_slots(void **state) {
     static outcome free_running, now;
@@ -371,6 +400,7 @@ int main(void) {
         cmocka_unit_test(the_least_is_exact),
         cmocka_unit_test(slabs_grow_with_the_memory),
         cmocka_unit_test(no_bit_depends_on_how_much_there_is),
+        cmocka_unit_test(a_token_that_is_decoded_is_one_kept_list),
         cmocka_unit_test(launches_that_block_run_with_few_slots),
         cmocka_unit_test(experts_give_way_to_kv),
         cmocka_unit_test(kv_that_has_no_room_fails_its_sequence_alone),

@@ -77,6 +77,10 @@ typedef struct sl_engine_options {
     const char *cache;    /* which expert leaves a full cache: NULL or "lru"; "lfu", least used with ageing */
     bool warm;            /* which experts are asked for is kept from run to run, and the hottest are read at opening */
     const char *hot_list; /* the file it is kept in (implies warm); NULL: one in the cache directory */
+    /* NULL, or asked again and again while sl_decode evaluates, by the scheduler's thread: true ends the calls that
+     * wait with SL_ERR_CANCELLED, soon also where a read does not come. */
+    bool (*stop)(void *user);
+    void *stop_user;
 } sl_engine_options;
 #define SL_ENGINE_OPTIONS_INIT                                                                                         \
     { .size = sizeof(sl_engine_options) }

@@ -32,6 +32,11 @@ static bool interrupted(sl_error *err) {
     return cli_interrupted() && !sl_fail(err, SL_ERR_CANCELLED, "interrupted");
 }
 
+static bool decode_inputs(bench *b, const sl_input *inputs, size_t n, sl_error *err) {
+    bool ok = sl_decode(b->e, inputs, n, b->logits, err);
+    return !interrupted(err) && ok;
+}
+
 static bool prefill_once(bench *b, bench_prefill *out, sl_error *err) {
     sl_seq *seq = sl_seq_new(b->e, err);
     if (!seq)
@@ -40,13 +45,13 @@ static bool prefill_once(bench *b, bench_prefill *out, sl_error *err) {
         b->inputs[i] = (sl_input){seq, b->ids[i], i + 1 == b->r.prefill_tokens};
     sl_engine_reset_stats(b->e);
     uint64_t began = sl_now_ns();
-    bool ok = sl_decode(b->e, b->inputs, (size_t)b->r.prefill_tokens, b->logits, err);
+    bool ok = decode_inputs(b, b->inputs, (size_t)b->r.prefill_tokens, err);
     *out = (bench_prefill){.seconds = (double)(sl_now_ns() - began) / 1e9};
     out->tokens_per_second = b->r.prefill_tokens / out->seconds;
     out->stats.size = sizeof out->stats;
     sl_engine_get_stats(b->e, &out->stats);
     sl_seq_free(seq);
-    return ok && !interrupted(err);
+    return ok;
 }
 
 static bool decode_tokens(bench *b, const char *what, int first, int n, sl_error *err) {
@@ -54,7 +59,7 @@ static bool decode_tokens(bench *b, const char *what, int first, int n, sl_error
     for (int i = 0; i < n; i++) {
         for (int k = 0; k < b->r.sequences; k++)
             input[k] = (sl_input){b->seq[k], b->ids[first + i + k * APART], true};
-        if (!sl_decode(b->e, input, (size_t)b->r.sequences, b->logits, err) || interrupted(err))
+        if (!decode_inputs(b, input, (size_t)b->r.sequences, err))
             return false;
         if (what)
             cli_progress(what, (uint64_t)i + 1, (uint64_t)n, false);
@@ -295,6 +300,8 @@ int cli_bench(const cli_args *a) {
     bool ok = run(&b, &args, &err);
     cli_interrupt_end();
     cli_status_clear();
+    if (!ok)
+        interrupted(&err);
     int status = ok ? bench_print(b.e, &args, &b.r) : cli_report(&err);
     if (!ok && err.code == SL_ERR_CANCELLED)
         status = CLI_INTERRUPTED;

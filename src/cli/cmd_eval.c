@@ -104,7 +104,7 @@ static bool eval_window(sl_engine *e, batch *b, int vocab, const int32_t *ids, s
         ok =
             sl_decode(e, b->inputs, n, b->logits, err) && tally_rows(t, ids, count, row, n, b->logits, vocab, ref, err);
         row += n;
-        if (ok && cli_interrupted())
+        if (cli_interrupted())
             ok = sl_fail(err, SL_ERR_CANCELLED, "interrupted after %llu tokens", (unsigned long long)t->tokens);
     }
     cli_status_clear();

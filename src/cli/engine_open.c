@@ -1,6 +1,7 @@
 /* Opening the engine as the options say: log lines, progress while loading, a word when loading stalls. */
 #include "cli.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <signal.h>
@@ -76,6 +77,10 @@ static const char *asked_faults(void) {
     return text && *text ? text : NULL;
 }
 
+static bool on_stop(void *user) {
+    return cli_interrupted();
+}
+
 static sl_engine_options engine_options(const cli_args *a, bool plan_only) {
     sl_engine_options o = SL_ENGINE_OPTIONS_INIT;
     o.model = a->operand[0];
@@ -112,6 +117,7 @@ static sl_engine_options engine_options(const cli_args *a, bool plan_only) {
     o.log = on_log;
     o.log_level = a->log_level;
     o.progress = on_progress;
+    o.stop = on_stop;
     return o;
 }
 
@@ -136,6 +142,7 @@ sl_engine *cli_open(const cli_args *a, bool plan_only, sl_error *err) {
  */
 
 enum { CLOSE_SECONDS = 30 };
+static const double interrupted_close_seconds = 0.5; /* nobody waits for the answer any more */
 
 typedef struct close_watch {
     pthread_t thread;
@@ -151,13 +158,15 @@ static void *watch_close(void *arg) {
     close_watch *w = arg;
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += (time_t)w->seconds + 1;
+    double nanoseconds = (double)until.tv_nsec + w->seconds * 1e9;
+    until.tv_sec += (time_t)(nanoseconds / 1e9);
+    until.tv_nsec = (long)fmod(nanoseconds, 1e9);
     pthread_mutex_lock(&w->lock);
     while (!w->done && pthread_cond_timedwait(&w->wake, &w->lock, &until) == 0)
         ;
     if (!w->done) {
         cli_complain(CLI_FAILED, "a read of the model's files does not return: ended without it");
-        _exit(CLI_FAILED);
+        _exit(cli_interrupted() ? cli_stop_status() : CLI_FAILED);
     }
     pthread_mutex_unlock(&w->lock);
     return NULL;
@@ -166,7 +175,9 @@ static void *watch_close(void *arg) {
 void cli_close(const cli_args *a, sl_engine *e) {
     close_watch w = {.lock = PTHREAD_MUTEX_INITIALIZER,
                      .wake = PTHREAD_COND_INITIALIZER,
-                     .seconds = a->read_timeout > 0 ? a->read_timeout : CLOSE_SECONDS};
+                     .seconds = cli_interrupted()     ? interrupted_close_seconds
+                                : a->read_timeout > 0 ? a->read_timeout + 1
+                                                      : CLOSE_SECONDS};
     if (!e)
         return;
     fflush(stdout);

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { BLOCK = 4096, HUGE_PAGE = 2 << 20, RESULTS = 64, AREA = 16 << 20 };
+enum { BLOCK = 4096, HUGE_PAGE = 2 << 20, RESULTS = 64, AREA = 16 << 20, STOP_NS = 50000000 };
 
 typedef struct replay {
     const sl_engine *e;
@@ -50,12 +50,31 @@ static bool add_read(replay *r, const sl_trace *t, sl_error *err) {
     return true;
 }
 
+static bool stopped(const replay *r, sl_error *err) {
+    const sl_engine_options *o = &r->e->options;
+    return o->stop && o->stop(o->stop_user) && !sl_fail(err, SL_ERR_CANCELLED, "cancelled while reads were replayed");
+}
+
+/* -1: stopped. 0: there is nothing to wait for. */
+static int collect(replay *r, sl_read_result *got, sl_error *err) {
+    for (;;) {
+        uint64_t began = sl_now_ns();
+        int n = r->reader->collect(r->reader, got, RESULTS, STOP_NS);
+        if (n > 0 || sl_now_ns() - began < STOP_NS / 2)
+            return n > 0 ? n : 0;
+        if (stopped(r, err))
+            return -1;
+    }
+}
+
 static bool run_burst(replay *r, sl_error *err) {
     sl_read_result got[RESULTS];
     bool ok = r->n == 0 || r->reader->submit(r->reader, r->read, r->n, err);
     for (int left = r->n; ok && left > 0;) {
-        int n = r->reader->collect(r->reader, got, RESULTS, UINT64_MAX);
-        if (n <= 0)
+        int n = collect(r, got, err);
+        if (n < 0)
+            return false;
+        if (n == 0)
             return sl_fail(err, SL_ERR_IO, "%d reads of a replay never came back", left);
         for (int i = 0; i < n; i++) {
             left -= !got[i].quarantined;
@@ -77,6 +96,8 @@ static bool run_bursts(replay *r, const sl_trace *t, size_t n, uint64_t *ns, siz
         for (; i < n && t[i].burst == t[first].burst; i++)
             if (!add_read(r, &t[i], err))
                 return false;
+        if (stopped(r, err))
+            return false;
         uint64_t began = sl_now_ns();
         if (!run_burst(r, err))
             return false;

@@ -59,6 +59,18 @@ void engine_step_free(sl_engine *e) {
 
 /* ---- running ---------------------------------------------------------------------------------------------------- */
 
+/* The callers of jobs wait for nothing any more. */
+static bool jobs_stopped(const sl_engine *e) {
+    return e->options.stop && e->options.stop(e->options.stop_user);
+}
+
+static bool all_jobs(const engine_step *st) {
+    for (int32_t i = 0; i < st->run_count; i++)
+        if (!st->runs[i]->job)
+            return false;
+    return true;
+}
+
 static bool is_cancelled(const engine_run *run) {
     return run->request && atomic_load_explicit(&run->request->cancelled, memory_order_relaxed);
 }
@@ -81,6 +93,8 @@ bool engine_step_is_over(void *user) {
     const engine_step *st = &e->sched.step;
     if (atomic_load_explicit(&e->sched.ending, memory_order_relaxed))
         return true;
+    if (all_jobs(st))
+        return jobs_stopped(e);
     if (e->state)
         return all_may_stop(st);
     int32_t cancelled = 0;
@@ -197,8 +211,12 @@ static void hand_out(sl_engine *e, const sl_error *row_error) {
 
 static void step_failed(sl_engine *e, const sl_error *error) {
     engine_step *st = &e->sched.step;
-    if (error->code == SL_ERR_CANCELLED)
+    if (error->code == SL_ERR_CANCELLED && !all_jobs(st))
         return; /* the scheduler ends the cancelled ones before the next step */
+    for (int32_t i = 0; error->code == SL_ERR_CANCELLED && i < st->run_count; i++)
+        engine_run_fail(e, st->runs[i], error);
+    if (error->code == SL_ERR_CANCELLED)
+        return;
     if (st->run_count == 1) {
         engine_run_fail(e, st->runs[0], error);
         return;

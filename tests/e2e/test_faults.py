@@ -171,6 +171,21 @@ def test_a_signal_ends_a_program_that_waits_for_a_read(sluice, model, reader, nu
     assert p.returncode == (-signal.SIGTERM if number == signal.SIGTERM else 130), said
 
 
+@pytest.mark.parametrize("command", ["bench", "eval"])
+def test_the_first_signal_ends_a_measurement_that_waits_for_a_read(sluice, model, reader, tmp_path, command):
+    text, record = tmp_path / "text", tmp_path / "r.slref"
+    text.write_text("Once upon a time there was a model that was larger than memory. " * 4)
+    what = {"bench": ["bench", model, "--ctx", 128, "--prefill", 64], "eval": ["eval", model, text, "--record", record]}[command]
+    args = [sluice, *what, *SHORT_OF_SLOTS, *reader, "--read-timeout", 600]
+    p = subprocess.Popen([str(a) for a in args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"SLUICE_FAULTS": "never=1"})
+    time.sleep(1.5)
+    assert p.poll() is None
+    p.send_signal(signal.SIGINT)
+    out, said = p.communicate(timeout=10)
+    assert p.returncode == 130 and out == b"" and b"sluice: interrupted" in said, said
+    assert not record.exists()
+
+
 @pytest.fixture(scope="session")
 def hang_read(repo, tmp_path_factory):
     out = tmp_path_factory.mktemp("hang") / "hang_read.so"

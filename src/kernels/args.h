@@ -29,6 +29,8 @@
 /* narrow: units of 32 columns of a SIMD-group, SIMD-groups at most. */
 #define SL_NARROW_UNITS 32
 #define SL_NARROW_SIMDS 8
+/* split: units of columns that a threadgroup takes, where there is room for so many partial results. */
+#define SL_SPLIT_UNITS 8
 /* few family: rows of a tile, columns of a chunk, threads. */
 #define SL_FEW_ROWS    16
 #define SL_FEW_COLS    256
@@ -142,6 +144,18 @@ typedef struct sl_matmul_args {
 SL_ARGS_AT(sl_matmul_args, x_stride, 32);
 SL_ARGS_SIZE(sl_matmul_args, 48);
 
+/* Partial products: those of the columns of split_units units each, y[split][row][W.rows]. */
+typedef struct sl_split_args {
+    sl_weights_args w;
+    uint64_t x_stride, y_stride; /* as of sl_matmul_args */
+    uint64_t split_stride;       /* floats from a split's y to the next's */
+    uint32_t split_units;        /* even */
+    uint32_t reserved;
+} sl_split_args;
+SL_ARGS_AT(sl_split_args, x_stride, 32);
+SL_ARGS_AT(sl_split_args, split_units, 56);
+SL_ARGS_SIZE(sl_split_args, 64);
+
 /* A matrix for each head (sl_head_linear of ops.h); w: all of them, one below the other. */
 typedef struct sl_heads_args {
     sl_weights_args w;
@@ -249,12 +263,14 @@ typedef struct sl_router_args {
     float scale;                 /* multiplies the weights */
     uint32_t tiles;              /* group_pairs: room in the list of tiles */
     uint32_t groups, top_groups; /* at most 64 equal groups of experts */
-    uint32_t tile_rows;          /* group_pairs: pairs of a tile */
-    uint32_t reserved;
+    uint32_t tile_rows;          /* group_pairs: pairs of a tile, a multiple of 8 */
+    uint32_t splits;             /* router: partial logits, added in this order; at least 1 */
+    uint64_t split_stride;       /* from one's to the next's */
 } sl_router_args;
 SL_ARGS_AT(sl_router_args, experts, 8);
 SL_ARGS_AT(sl_router_args, groups, 24);
-SL_ARGS_SIZE(sl_router_args, 40);
+SL_ARGS_AT(sl_router_args, split_stride, 40);
+SL_ARGS_SIZE(sl_router_args, 48);
 
 typedef struct sl_combine_args {
     uint64_t out_stride; /* of an expert's output row */

@@ -8,8 +8,9 @@
 //                with the highest sums of their two best). Marks the pairs as not done.
 //                A row with a NaN gets NaN weights. Grid (rows), threadgroup (32): one SIMD-group, for n experts at most
 //                (128, 256, 512, 2048); a lane has every 32nd in registers, k passes choose. Threadgroup memory 0:
-//                experts floats with groups, else any. Slots: 1 logits, 2 chosen, 3 weight, 4 done, 5 bias[experts]
-//                (for choosing), 6 step
+//                experts floats with groups, else any. Logits may be partial ones (split.metal): args.splits are added,
+//                and with BIAS one of the logits. Slots: 1 logits, 2 chosen, 3 weight, 4 done, 5 bias[experts] (for
+//                choosing), 6 step, 7 bias[experts] of the logits
 //   group_pairs  the pairs by expert: pairs[list] ascending by expert, then by pair; for matmul_expert tiles of one expert's
 //                pairs, as few as tile_rows (a multiple of 8) allows, of equal multiples of 8 but for the last; counts[0]
 //                tiles. Grid (experts), threadgroups of any size: each counts the
@@ -22,6 +23,7 @@
 //                6 residual, 7 status[rows], 8 step
 #include "step.h"
 
+SL_SWITCH(fc_bias, SL_FC_BIAS)
 SL_SWITCH(fc_sigmoid, SL_FC_SIGMOID)
 SL_SWITCH(fc_normalize, SL_FC_NORMALIZE)
 SL_SWITCH(fc_select_bias, SL_FC_SELECT_BIAS)
@@ -87,7 +89,7 @@ template <uint N>
 router(constant sl_router_args &a [[buffer(0)]], device const float *logits [[buffer(1)]],
        device int *chosen [[buffer(2)]], device float *weight [[buffer(3)]], device uchar *done [[buffer(4)]],
        device const float *bias [[buffer(5)]], device const int *step [[buffer(6)]],
-       threadgroup float *keys [[threadgroup(0)]], uint group [[threadgroup_position_in_grid]],
+       device const float *logit_bias [[buffer(7)]], threadgroup float *keys [[threadgroup(0)]], uint group [[threadgroup_position_in_grid]],
        uint lane [[thread_index_in_simdgroup]]) {
     if (group >= uint(step_head(step).rows))
         return;
@@ -96,9 +98,18 @@ router(constant sl_router_args &a [[buffer(0)]], device const float *logits [[bu
     float logit[N], score[N], largest, sum = 0.0f;
     uint order[N]; // of what experts are chosen by
 #pragma unroll
+    for (uint i = 0; i < N; i++)
+        logit[i] = mine[i * SL_SIMD + lane < a.experts ? i * SL_SIMD + lane : 0];
+    for (uint s = 1; s < a.splits; s++) {
+        mine += a.split_stride;
+#pragma unroll
+        for (uint i = 0; i < N; i++)
+            logit[i] += mine[i * SL_SIMD + lane < a.experts ? i * SL_SIMD + lane : 0];
+    }
+#pragma unroll
     for (uint i = 0; i < N; i++) {
-        uint e = i * SL_SIMD + lane;
-        logit[i] = mine[e < a.experts ? e : 0];
+        if (fc_bias)
+            logit[i] += logit_bias[i * SL_SIMD + lane < a.experts ? i * SL_SIMD + lane : 0];
         largest = i == 0 || logit[i] > largest ? logit[i] : largest;
     }
     largest = simd_max(largest);

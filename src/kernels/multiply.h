@@ -20,16 +20,8 @@ struct tile_memory {
     alignas(16) half at[TILE_HALVES];
 };
 
-// A unit as 32 halves; none: zeros.
-template <typename F>
-inline void stage_weights(threadgroup half *to, thread const weight_row &row, uint u, thread const weights &w) {
-    if (u >= unit_count(w)) {
-        for (uint i = 0; i < 8; i++)
-            *(threadgroup half4 *)(to + 4 * i) = half4(0.0h);
-        return;
-    }
-    typename F::unit q;
-    F::load(q, row, u, w);
+// A unit as 32 halves.
+template <typename F> inline void stage_unit(threadgroup half *to, thread const typename F::unit &q) {
     float2 s = F::scale(q), b = fma(float2(-F::offset), s, F::bias(q));
 #pragma unroll
     for (uint i = 0; i < 4; i++) {
@@ -41,6 +33,23 @@ inline void stage_weights(threadgroup half *to, thread const weight_row &row, ui
         *(threadgroup half4 *)(to + 4 * i) = half4(low);
         *(threadgroup half4 *)(to + 16 + 4 * i) = half4(high);
     }
+}
+
+inline void stage_nothing(threadgroup half *to) {
+    for (uint i = 0; i < 8; i++)
+        *(threadgroup half4 *)(to + 4 * i) = half4(0.0h);
+}
+
+// A unit of a row, none: zeros.
+template <typename F>
+inline void stage_weights(threadgroup half *to, thread const weight_row &row, uint u, thread const weights &w) {
+    if (u >= unit_count(w)) {
+        stage_nothing(to);
+        return;
+    }
+    typename F::unit q;
+    F::load(q, row, u, w);
+    stage_unit<F>(to, q);
 }
 
 // A row of x in half, padded with zeros; or in float, to be made half with a scale. null: none.

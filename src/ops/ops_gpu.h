@@ -46,6 +46,7 @@ typedef enum gpu_file {
     GPU_MOE,
     GPU_EXPERT,
     GPU_NARROW, /* instead of GPU_MATVEC, for few outputs */
+    GPU_SPLIT,  /* instead of GPU_MATMUL, for a router's logits */
     GPU_FEW,    /* instead of GPU_MATVEC and GPU_EXPERT, where the device has it and the matrix fits */
     GPU_DELTA,
     GPU_DELTA_CHUNK,
@@ -448,6 +449,8 @@ typedef struct gpu_product {
     int32_t rows;
     bool outs, add;
 } gpu_product;
+/* Half rows as x has them, times W, in splits of split_units units: y[split][rows][W.rows]. */
+bool gpu_multiply_split(gpu_run *r, const gpu_product *p, uint32_t splits, uint32_t split_units);
 bool gpu_multiply(gpu_run *r, const gpu_product *p);
 /* h = silu(x G^T) * (x U^T); up: room for [rows][inner] where the matrix units are used */
 bool gpu_multiply_gate_up(gpu_run *r, const sl_weight *gate, const sl_weight *up, const gpu_product *p, float *room);

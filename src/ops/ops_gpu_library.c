@@ -63,6 +63,7 @@ static const char *const file_names[GPU_FILES] = {
     [GPU_MOE] = "moe.metal",
     [GPU_EXPERT] = "expert.metal",
     [GPU_NARROW] = "narrow.metal",
+    [GPU_SPLIT] = "split.metal",
     [GPU_FEW] = "few.metal",
     [GPU_DELTA] = "delta.metal",
     [GPU_DELTA_CHUNK] = "delta_chunk.metal",
@@ -131,10 +132,12 @@ static const uint32_t file_constants[GPU_FILES] = {
     [GPU_PREFILL_LARGE] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
     [GPU_WIDE] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
     [GPU_HEADS] = 1u << SL_FC_OUTS,
-    [GPU_MOE] = 1u << SL_FC_OUTS | 1u << SL_FC_SIGMOID | 1u << SL_FC_NORMALIZE | 1u << SL_FC_SELECT_BIAS |
-                1u << SL_FC_SHARED | 1u << SL_FC_SHARED_GATE | 1u << SL_FC_BY_LOGIT | 1u << SL_FC_GROUPS,
+    [GPU_MOE] = 1u << SL_FC_OUTS | 1u << SL_FC_BIAS | 1u << SL_FC_SIGMOID | 1u << SL_FC_NORMALIZE |
+                1u << SL_FC_SELECT_BIAS | 1u << SL_FC_SHARED | 1u << SL_FC_SHARED_GATE | 1u << SL_FC_BY_LOGIT |
+                1u << SL_FC_GROUPS,
     [GPU_EXPERT] = 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES | 1u << SL_FC_BIAS | 1u << SL_FC_CLAMP,
     [GPU_NARROW] = 1u << SL_FC_OUTS | 1u << SL_FC_BIAS,
+    [GPU_SPLIT] = 1u << SL_FC_OUTS,
     [GPU_FEW] = 1u << SL_FC_OUTS | 1u << SL_FC_ADD | 1u << SL_FC_LEAVES | 1u << SL_FC_BIAS | 1u << SL_FC_CLAMP,
     [GPU_DELTA] = 1u << SL_FC_OUTS | 1u << SL_FC_BIAS | 1u << SL_FC_IN_PLACE,
     [GPU_DELTA_CHUNK] = 1u << SL_FC_OUTS,

@@ -36,16 +36,29 @@ static const char *router_entry(const sl_moe *m) {
                                : "router_2048";
 }
 
+/* Splits of the router's columns for many rows, as far as there is room for partial logits in the place of the experts'
+ * outputs; by the layer's sizes alone: the order of sums is theirs. */
+static uint32_t router_splits(const gpu_moe *x, uint32_t *units) {
+    uint32_t all = gpu_ceil_div(x->m->router.matrix.cols, 32), most = gpu_ceil_div(all, SL_SPLIT_UNITS);
+    uint32_t room = (uint32_t)((int64_t)x->m->top_k * x->hidden / x->m->experts);
+    most = !x->many || room < 1 ? 1 : most < room ? most : room;
+    *units = (gpu_ceil_div(all, most) + 1) / 2 * 2;
+    return gpu_ceil_div(all, *units);
+}
+
 bool gpu_moe_route(gpu_moe *x) {
     gpu_run *r = x->r;
     const gpu_scratch *s = &r->o->scratch;
     const sl_moe *m = x->m;
     const sl_weight *bias = &m->choice_bias;
-    uint64_t pairs = (uint64_t)x->rows * (uint64_t)m->top_k;
+    uint64_t pairs = (uint64_t)x->rows * (uint64_t)m->top_k, logits = (uint64_t)x->rows * (uint64_t)m->experts;
+    uint32_t units, splits = router_splits(x, &units);
+    const sl_weight *own_bias = has_weight(&m->router_bias) ? &m->router_bias : NULL;
+    bool bias_here = x->many && own_bias; /* else the product adds it */
     gpu_product p = {.weight = &m->router,
-                     .bias = has_weight(&m->router_bias) ? &m->router_bias : NULL,
+                     .bias = x->many ? NULL : own_bias,
                      .x = gpu_view_at(r, &x->o->src),
-                     .y = (float *)(void *)s->router,
+                     .y = (float *)(void *)(splits > 1 ? s->out : s->router),
                      .x_stride = x->o->src.stride,
                      .y_stride = m->experts,
                      .rows = x->rows};
@@ -56,17 +69,22 @@ bool gpu_moe_route(gpu_moe *x) {
                         .groups = (uint32_t)m->groups,
                         .top_groups = (uint32_t)m->top_groups,
                         .tiles = (uint32_t)r->o->scratch.extent.tiles,
-                        .tile_rows = gpu_moe_large(x) ? (uint32_t)r->o->large_tokens : SL_MATMUL_TOKENS};
-    if (!gpu_multiply(r, &p))
+                        .tile_rows = gpu_moe_large(x) ? (uint32_t)r->o->large_tokens : SL_MATMUL_TOKENS,
+                        .splits = splits,
+                        .split_stride = logits};
+    if (!(x->many ? gpu_multiply_split(r, &p, splits, units) : gpu_multiply(r, &p)))
         return false;
-    gpu_call c = gpu_call_begin(r, GPU_MOE, router_bits(m), &a, sizeof a, router_entry(m));
-    gpu_call_bind(&c, 1, s->router, (uint64_t)x->rows * (uint64_t)m->experts * sizeof(float));
+    uint32_t bits = router_bits(m) | (bias_here ? 1u << SL_FC_BIAS : 0);
+    gpu_call c = gpu_call_begin(r, GPU_MOE, bits, &a, sizeof a, router_entry(m));
+    gpu_call_bind(&c, 1, p.y, splits * logits * sizeof(float));
     gpu_call_bind(&c, 2, x->chosen, pairs * sizeof(int32_t));
     gpu_call_bind(&c, 3, s->weight, pairs * sizeof(float));
     gpu_call_bind(&c, 4, s->done, pairs);
     gpu_call_bind(&c, 5, has_weight(bias) ? gpu_at(r->o, bias->buffer, bias->offset[0]) : NULL,
                   (uint64_t)m->experts * sizeof(float));
     gpu_bind_step(&c, 6);
+    gpu_call_bind(&c, 7, bias_here ? gpu_at(r->o, own_bias->buffer, own_bias->offset[0]) : NULL,
+                  (uint64_t)m->experts * sizeof(float));
     gpu_call_threadgroup(&c, 0, m->groups > 1 ? (uint32_t)m->experts * 4 : 16);
     if (!gpu_call_end(&c, (uint32_t)x->rows, 1, 1, SL_SIMD) || !x->many)
         return c.pipeline != NULL;

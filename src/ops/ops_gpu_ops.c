@@ -219,6 +219,29 @@ static bool multiply_half(gpu_run *r, const gpu_product *p) {
                         SL_MATMUL_THREADS);
 }
 
+bool gpu_multiply_split(gpu_run *r, const gpu_product *p, uint32_t splits, uint32_t split_units) {
+    char entry[64];
+    const sl_matrix *w = &p->weight->matrix;
+    const gpu_scratch *m = &r->o->scratch;
+    uint64_t padded = sl_round_up((uint64_t)w->cols, SL_HALF_PAD), each = (uint64_t)p->rows * (uint64_t)p->y_stride;
+    sl_split_args a = {.w = gpu_weights_args(w),
+                       .x_stride = padded,
+                       .y_stride = (uint64_t)p->y_stride,
+                       .split_stride = each,
+                       .split_units = split_units};
+    if (!gpu_to_half(r, p->x, p->x_stride, (int32_t)w->cols, 1, p->outs))
+        return false;
+    entry_of(r, "split", p->weight, entry);
+    gpu_call c = gpu_call_begin(r, GPU_SPLIT, outs_bit(p->outs), &a, sizeof a, entry);
+    gpu_call_weight(&c, 1, p->weight);
+    gpu_call_bind(&c, 4, m->half, (uint64_t)p->rows * padded * 2);
+    gpu_call_bind(&c, 5, m->unscale, (uint64_t)p->rows * sizeof(float));
+    gpu_call_bind(&c, 6, p->y, splits * each * sizeof(float));
+    gpu_bind_step(&c, 8);
+    return gpu_call_end(&c, gpu_ceil_div(w->rows, SL_MATMUL_ROWS), gpu_ceil_div(p->rows, SL_MATMUL_TOKENS), splits,
+                        SL_MATMUL_THREADS);
+}
+
 bool gpu_multiply(gpu_run *r, const gpu_product *p) {
     if (p->rows < GPU_MATMUL_ROWS || (p->weight->matrix.rows <= GPU_NARROW_ALL && !p->add))
         return multiply_few(r, p);

@@ -344,7 +344,7 @@ static void make_biases(rig *g, rng *r, const moe_case *c, sl_moe *moe) {
 static sl_view run_alternating(rig *g, source *src, const moe_case *c) {
     rng r = {seed + 2};
     sl_error err = {0};
-    sl_matrix router = rig_matrix(g, &r, SL_F32, c->experts, c->hidden, 0.5f, NULL);
+    sl_matrix router = rig_matrix(g, &r, SL_F32, c->experts, c->hidden, 3 / sqrtf((float)c->hidden), NULL);
     sl_moe moe = {.experts = c->experts,
                   .top_k = c->top_k,
                   .kind = SL_ROUTER_SOFTMAX_CHOSEN,
@@ -359,6 +359,8 @@ static sl_view run_alternating(rig *g, source *src, const moe_case *c) {
         moe.proj[i].part[0] = NULL;
     }
     make_biases(g, &r, c, &moe);
+    if (c->biases)
+        moe.router_bias = rig_vector(g, &r, c->experts);
     sl_view x = random_view(g, &r, c->rows, c->hidden, 3, 1), residual = random_view(g, &r, c->rows, c->hidden, 5, 1);
     src->experts = c->experts;
     sl_expert_source s = source_of(src);
@@ -380,6 +382,8 @@ static void alternating_gate_and_up_are_the_cpus(void **state) {
         {SL_F32, 5, 2, 45, 19, .rows = 21, .biases = true},
         {SL_Q4_0, 7, 3, 32, 32, .rows = 4},
         {SL_Q4_0, 7, 3, 32, 64, .rows = 40, .biases = true},
+        {SL_F32, 40, 3, 600, 20, .rows = 20, .biases = true}, /* the router's columns in three parts */
+        {SL_Q4_0, 9, 2, 544, 32, .rows = 17},
     };
     for (size_t i = 0; i < SL_COUNT(cases); i++) {
         const moe_case *c = &cases[i];

@@ -22,6 +22,7 @@ typedef struct router_case {
     enum { PLAIN, TIES, EQUAL, WITH_NAN } kind;
     int32_t groups, top_groups; /* 0: all experts are of one group */
     bool by_logit;
+    int32_t splits; /* partial logits and a bias of them; 0: whole ones */
 } router_case;
 
 /* All but the groups with the highest sums of two keys are left out, of equals the later ones. */
@@ -102,6 +103,9 @@ static void check_row(const router_case *c, const float *logits, const float *bi
 
 static void route(rng *r, const router_case *c) {
     size_t n = (size_t)(c->rows * c->experts), pairs = (size_t)(c->rows * c->top_k);
+    int32_t splits = c->splits ? c->splits : 1;
+    float *parts = kernel_floats(r, (n + 5) * (size_t)splits, 1),
+          *own_bias = kernel_floats(r, (size_t)c->experts, c->splits ? 1 : 0);
     float *logits = malloc(n * 4), *bias = kernel_floats(r, (size_t)c->experts, 0.3f),
           *weight = kernel_poison(pairs + 1);
     int32_t *chosen = malloc((pairs + 1) * 4);
@@ -111,20 +115,32 @@ static void route(rng *r, const router_case *c) {
     fill_logits(r, c, logits);
     if (c->kind == WITH_NAN)
         logits[c->experts > 64 ? 3 : c->experts / 2] = NAN; /* 3: a lane's first of several */
+    for (size_t i = 0; i < n; i++) { /* as the kernel adds them; the last part makes them what they are to be */
+        float sum = splits > 1 ? parts[i] : logits[i];
+        parts[i] = sum;
+        for (int32_t s = 1; s < splits; s++)
+            sum += parts[(size_t)s * (n + 5) + i];
+        logits[i] = c->splits ? sum + own_bias[i % (size_t)c->experts] : sum;
+    }
     kernel_step step = kernel_step_new(&(kernel_rows){.rows = c->rows});
     sl_router_args args = {.logits_stride = (uint64_t)c->experts,
                            .experts = (uint32_t)c->experts,
                            .top_k = (uint32_t)c->top_k,
                            .scale = c->scale,
                            .groups = (uint32_t)c->groups,
-                           .top_groups = (uint32_t)c->top_groups};
-    kernel_binding b[] = {in(0, &args, sizeof args),       in(1, logits, n * 4),    out(2, chosen, (pairs + 1) * 4),
-                          out(3, weight, (pairs + 1) * 4), out(4, done, pairs + 1), in(5, bias, (size_t)c->experts * 4),
-                          in(6, step.words, step.bytes)};
-    sl_gpu_constant constants[5];
+                           .top_groups = (uint32_t)c->top_groups,
+                           .splits = (uint32_t)splits,
+                           .split_stride = n + 5};
+    kernel_binding b[] = {in(0, &args, sizeof args),       in(1, parts, (n + 5) * (size_t)splits * 4),
+                          out(2, chosen, (pairs + 1) * 4), out(3, weight, (pairs + 1) * 4),
+                          out(4, done, pairs + 1),         in(5, bias, (size_t)c->experts * 4),
+                          in(6, step.words, step.bytes),   in(7, own_bias, (size_t)c->experts * 4)};
+    sl_gpu_constant constants[6];
     size_t m = 0;
     if (c->groups)
         constants[m++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_GROUPS);
+    if (c->splits)
+        constants[m++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_BIAS);
     if (c->by_logit)
         constants[m++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_BY_LOGIT);
     if (c->sigmoid)
@@ -140,7 +156,7 @@ static void route(rng *r, const router_case *c) {
                                    .groups = {(uint32_t)c->rows + 1, 1, 1},
                                    .threads = {32, 1, 1},
                                    .bindings = b,
-                                   .count = 7,
+                                   .count = 8,
                                    .constants = constants,
                                    .constant_count = m,
                                    .lengths = {{0, (uint32_t)c->experts * 4}},
@@ -163,6 +179,8 @@ static void route(rng *r, const router_case *c) {
     assert_int_equal(chosen[pairs], -1);
     kernels_result(&k, c->sigmoid ? "router (sigmoid)" : "router (softmax)", worst, 1e-5);
     free(logits);
+    free(parts);
+    free(own_bias);
     free(bias);
     free(weight);
     free(chosen);
@@ -201,6 +219,9 @@ static void the_router_chooses_as_the_cpu(void **state) {
         {2, 18, 3, true, true, true, 1, 1, .kind = WITH_NAN, .groups = 6, .top_groups = 2},
         {3, 40, 4, false, true, false, 1, 2, .kind = PLAIN, .by_logit = true},
         {2, 33, 3, false, true, true, 1, 1, .kind = PLAIN, .by_logit = true},
+        {3, 45, 5, false, true, false, 1, 1, .kind = PLAIN, .splits = 3},
+        {2, 130, 6, true, true, true, 1, 1, .kind = PLAIN, .splits = 8},
+        {3, 20, 3, false, true, false, 1, 1, .kind = PLAIN, .splits = 1}, /* a bias alone */
         {2, 128, 70, true, false, true, 1, 1, .kind = PLAIN},
         {2, 256, 256, true, true, false, 1, 1, .kind = TIES},
         {2, 257, 8, false, true, false, 1, 2, .kind = PLAIN},

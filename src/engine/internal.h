@@ -119,9 +119,9 @@ struct engine_job {
     engine_job *next;
     engine_run *runs;
     int32_t run_count;
-    int32_t running; /* S: runs that have not ended */
-    bool failed;     /* S */
-    bool finished;   /* L */
+    int32_t running;      /* S: runs that have not ended */
+    bool failed;          /* S */
+    atomic_bool finished; /* set under L */
     sl_error error;
 };
 
@@ -192,6 +192,7 @@ typedef struct engine_sched {
     bool started;
     pthread_mutex_t mutex;
     pthread_cond_t wake;     /* the scheduler waits */
+    atomic_uint posted;      /* jobs so far */
     pthread_cond_t finished; /* callers of jobs and calls wait; sequences become free */
     _Atomic bool ending;
     /* L */

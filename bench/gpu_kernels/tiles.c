@@ -1,6 +1,7 @@
-/* Products with many rows of x: 4096 of them with one matrix of 4096 x 4096, and 80 and 256 for each of 64 experts of
- * 768 x 2048; matmul.metal beside matmul_large.metal, as shares of what fragments that stay in registers reach in the
- * same run. Elements of the result are compared with float64. */
+/* Products with many rows of x: 4096 of them with one matrix of 4096 x 4096; 512 with those of an attention layer,
+ * other matrices every time; and 16, 32, 80 and 256 for each expert of 768 x 2048, also gate and up in one.
+ * matmul.metal beside matmul_large.metal, as shares of what fragments that stay in registers reach in the same run.
+ * Elements of the result are compared with float64. */
 #include "operand.h"
 
 #include <math.h>
@@ -8,21 +9,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { EXPERTS = 64, CHECKED = 40, TIMES = 8 };
+enum { CHECKED = 40, TIMES = 8, TIMES_MANY = 48 };
+
+/* of: bits of what it is for */
+enum { DENSE = 1, EXPERTS = 2 };
 
 typedef struct kernel {
     const char *file, *prefix;
-    int tokens, rows, threads;
+    int of, tokens, rows, threads, matrices; /* matrices: of which a threadgroup has rows */
 } kernel;
 
-static const kernel known[] = {{"matmul.metal", "matmul", SL_MATMUL_TOKENS, SL_MATMUL_ROWS, SL_MATMUL_THREADS},
-                               {"matmul_large.metal", "matmul_large", 64, SL_LARGE_ROWS, SL_LARGE_THREADS},
-                               {"matmul_large.metal", "matmul_large", 128, SL_LARGE_ROWS, SL_LARGE_THREADS}};
+static const kernel known[] = {
+    {"matmul.metal", "matmul", DENSE, SL_MATMUL_TOKENS, SL_MATMUL_ROWS, SL_MATMUL_THREADS, 1},
+    {"matmul.metal", "matmul_expert", EXPERTS, SL_MATMUL_TOKENS, SL_MATMUL_ROWS, SL_MATMUL_THREADS, 1},
+    {"matmul_large.metal", "matmul_large", DENSE, SL_LARGE_TOKENS, SL_LARGE_ROWS, SL_LARGE_THREADS, 1},
+    {"matmul_large.metal", "matmul_thin", DENSE, SL_LARGE_TOKENS, SL_THIN_ROWS, SL_THIN_THREADS, 1},
+    {"matmul_large.metal", "matmul_expert_large", EXPERTS, SL_LARGE_TOKENS, SL_LARGE_ROWS, SL_LARGE_THREADS, 1},
+    {"matmul_large.metal", "matmul_gate_up", EXPERTS, SL_LARGE_TOKENS, SL_LARGE_ROWS / 2, SL_LARGE_THREADS, 2},
+};
 
 /* x of all rows as halves, and what goes with it. */
 typedef struct rows {
     operand o;
     int experts, each; /* rows of each; experts 1: dense */
+    int times;         /* dispatches of a list; dense: with as many matrices, where there are */
     uint16_t *x;
     sl_gpu_buffer *x_at, *unscale_at, *y_at, *step_at, *table_at, *tiles_at, *pairs_at, *count_at, *done_at;
 } rows;
@@ -40,8 +50,9 @@ static void put_lists(bench *b, rows *r) {
     int32_t *pairs = malloc((size_t)n * 4);
     float *ones = malloc((size_t)n * 4);
     for (int e = 0; e < r->experts; e++)
-        for (int p = 0; p < 3; p++)
-            table[e * SL_PARTS + p] = r->o.part[p] ? (uint64_t)e * r->o.apart + r->o.at[p] + 1 : 0;
+        for (int p = 0; p < 3; p++) /* up is the same matrix as gate */
+            table[e * SL_PARTS + p] = table[e * SL_PARTS + 3 + p] =
+                r->o.part[p] ? (uint64_t)e * r->o.apart + r->o.at[p] + 1 : 0;
     for (int i = 0; i < n; i++) {
         pairs[i] = i;
         ones[i] = 1;
@@ -101,16 +112,14 @@ static uint32_t put_tiles(bench *b, rows *r, int tokens) {
 
 static sl_gpu_pipeline *pipeline_of(bench *b, const kernel *k, const rows *r) {
     size_t size;
-    char *text = bench_need(kernel_source(k->file, &r->o.f, 1, &size, &b->err), b, k->file), tokens[16];
-    char prefix[32], entry[96];
-    snprintf(tokens, sizeof tokens, "%d", k->tokens);
-    sl_gpu_define defines[] = {{"SL_LARGE_TOKENS", tokens}, {"SL_TILE_FRAGMENTS", NULL}};
+    char *text = bench_need(kernel_source(k->file, &r->o.f, 1, &size, &b->err), b, k->file);
+    char entry[96];
+    sl_gpu_define defines[] = {{"SL_TILE_FRAGMENTS", NULL}};
     sl_gpu_compile_options c = SL_GPU_COMPILE_OPTIONS_INIT;
     c.name = k->file;
     c.defines = defines;
-    c.define_count = strcmp(b->info.device, "metal") != 0 ? 2 : 1;
-    snprintf(prefix, sizeof prefix, r->experts > 1 ? "matmul_expert%s" : "matmul%s", k->prefix + strlen("matmul"));
-    kernel_entry(entry, sizeof entry, prefix, &r->o.f);
+    c.define_count = strcmp(b->info.device, "metal") != 0;
+    kernel_entry(entry, sizeof entry, k->prefix, &r->o.f);
     sl_gpu_library *l = bench_need(sl_gpu_library_new(b->gpu, text, size, &c, &b->err), b, k->file);
     sl_gpu_pipeline *p = bench_need(sl_gpu_pipeline_new(l, entry, NULL, 0, &b->err), b, entry);
     sl_gpu_library_free(l);
@@ -137,14 +146,15 @@ static void encode(bench *b, sl_gpu_list *l, const kernel *k, sl_gpu_pipeline *p
         bench_fail(b, k->file);
 }
 
-static void add_dense(bench *b, sl_gpu_list *l, const kernel *k, sl_gpu_pipeline *p, const rows *r) {
+/* The matrix-th of those that lie one behind the other. */
+static void add_dense(bench *b, sl_gpu_list *l, const kernel *k, sl_gpu_pipeline *p, const rows *r, int matrix) {
     sl_matmul_args a = {.w = weights_of(&r->o), .x_stride = (uint64_t)r->o.m.cols, .y_stride = (uint64_t)r->o.m.rows};
     sl_gpu_binding bind[9] = {{.slot = 0, .bytes = &a, .length = sizeof a}};
     for (int i = 0; i < 3; i++) {
         int part = r->o.part[i] ? i : 0;
         bind[1 + i] = (sl_gpu_binding){.slot = 1 + i,
                                        .buffer = r->o.weights,
-                                       .offset = r->o.at[part],
+                                       .offset = (uint64_t)matrix * r->o.apart + r->o.at[part],
                                        .length = sl_matrix_part_bytes(&r->o.m, part)};
     }
     sl_gpu_buffer *rest[] = {r->x_at, r->unscale_at, r->y_at, r->unscale_at, r->step_at};
@@ -162,16 +172,21 @@ static void add_grouped(bench *b, sl_gpu_list *l, const kernel *k, sl_gpu_pipeli
                         .per_pair = 1};
     sl_gpu_buffer *rest[] = {r->table_at, r->tiles_at, r->pairs_at, r->x_at,     r->unscale_at,
                              r->y_at,     r->done_at,  r->step_at,  r->count_at, r->unscale_at};
-    sl_gpu_binding bind[11 + SL_SLAB_COUNT] = {{.slot = 0, .bytes = &a, .length = sizeof a}};
+    sl_gpu_binding bind[12 + SL_SLAB_COUNT] = {{.slot = 0, .bytes = &a, .length = sizeof a}};
+    size_t n = 1;
     for (int i = 0; i < 10; i++)
-        bind[1 + i] = (sl_gpu_binding){.slot = 1 + i, .buffer = rest[i]};
+        if (k->matrices == 1 || i != 6) /* slot 7: of matmul_expert */
+            bind[n++] = (sl_gpu_binding){.slot = 1 + i, .buffer = rest[i]};
+    if (k->matrices == 2)
+        bind[n++] = (sl_gpu_binding){.slot = 11, .buffer = r->unscale_at};
     for (int i = 0; i < SL_SLAB_COUNT; i++)
-        bind[11 + i] = (sl_gpu_binding){.slot = SL_SLAB_FIRST + i, .buffer = r->o.weights};
-    encode(b, l, k, p, bind, 11 + SL_SLAB_COUNT, r, tiles);
+        bind[n++] = (sl_gpu_binding){.slot = SL_SLAB_FIRST + i, .buffer = r->o.weights};
+    encode(b, l, k, p, bind, n, r, tiles);
 }
 
-/* Elements of the last and of other rows against float64; by the size of what is summed. */
-static double check(bench *b, rows *r) {
+/* Elements of the last and of other rows against float64; by the size of what is summed. Of gate and up, which are the
+ * same matrix here: silu(v) * v. */
+static double check(bench *b, const kernel *k, rows *r) {
     float *w = malloc((size_t)r->o.m.cols * 4), got;
     double worst = 0;
     for (int64_t i = 0; i < CHECKED; i++) {
@@ -179,13 +194,19 @@ static double check(bench *b, rows *r) {
         int64_t c = i * 40503 % r->o.m.rows;
         double sum = 0, squares = 0;
         sl_format_get(r->o.m.format)->dequantize(&r->o.m, c, 0, r->o.m.cols, w);
-        for (int64_t k = 0; k < r->o.m.cols; k++) {
-            double p = (double)w[k] * sl_f16_to_f32(r->x[row * r->o.m.cols + k]);
+        for (int64_t j = 0; j < r->o.m.cols; j++) {
+            double p = (double)w[j] * sl_f16_to_f32(r->x[row * r->o.m.cols + j]);
             sum += p;
             squares += p * p;
         }
         if (!sl_gpu_get(r->y_at, (uint64_t)(row * r->o.m.rows + c) * 4, &got, 4, &b->err))
             bench_fail(b, "tiles");
+        if (k->matrices ==
+            2) { /* its derivative is 2 v at most, so the error is as large as that of v for |v| >= 1/2 */
+            double v = sum;
+            sum = v * v / (1 + exp(-v));
+            squares *= 4 * fmax(1, v * v);
+        }
         worst = operand_worse(worst, fabs(got - sum) / sqrt(squares));
     }
     free(w);
@@ -199,18 +220,20 @@ static bool run_kernel(bench *b, const kernel *k, const char *format, rows *r, d
     if (!sl_gpu_encode_fill(l, r->y_at, 0, (uint64_t)r->experts * (uint64_t)r->each * (uint64_t)r->o.m.rows * 4, 0xff,
                             &b->err))
         bench_fail(b, k->file);
-    for (int i = 0; i < TIMES; i++) {
-        if (r->experts > 1)
+    for (int i = 0; i < r->times; i++) {
+        if (k->of == EXPERTS)
             add_grouped(b, l, k, p, r, tiles);
         else
-            add_dense(b, l, k, p, r);
+            add_dense(b, l, k, p, r, i % r->o.n);
     }
-    double seconds = bench_time(b, l) / TIMES, e = check(b, r);
-    double flops = 2.0 * r->experts * r->each * (double)r->o.m.rows * (double)r->o.m.cols;
-    printf("%-12s %-12s %3d %5lld x %-5lld %4d rows x%-3d %9.2f us %7.1f TFLOP/s %5.1f %% of %.0f  error %.1e%s\n",
-           format, k->prefix, k->tokens, (long long)r->o.m.rows, (long long)r->o.m.cols, r->each, r->experts,
-           seconds * 1e6, flops / seconds * 1e-12, 100 * flops / seconds / peak, peak * 1e-12, e,
-           e <= 2e-3 ? "" : "  WRONG");
+    double seconds = bench_time(b, l) / r->times, e = check(b, k, r);
+    double flops = 2.0 * k->matrices * r->experts * r->each * (double)r->o.m.rows * (double)r->o.m.cols;
+    double bytes = (double)k->matrices * r->experts * (double)r->o.all;
+    printf(
+        "%-11s %-19s %5lld x %-5lld %4d rows x%-3d %8.2f us %6.1f TFLOP/s %5.1f %% of %.0f %6.0f GB/s  error %.1e%s\n",
+        format, k->prefix, (long long)r->o.m.rows, (long long)r->o.m.cols, r->each, r->experts, seconds * 1e6,
+        flops / seconds * 1e-12, 100 * flops / seconds / peak, peak * 1e-12, bytes / seconds * 1e-9, e,
+        e <= 2e-3 ? "" : "  WRONG");
     fflush(stdout);
     sl_gpu_pipeline_free(p);
     return e <= 2e-3;
@@ -261,7 +284,10 @@ static double peak_rate(bench *b) {
 /* ---- rows of the table ------------------------------------------------------------------------------------------- */
 
 bool bench_tiles(bench *b) {
-    static const int shapes[][4] = {{4096, 4096, 1, 4096}, {768, 2048, EXPERTS, 80}, {768, 2048, EXPERTS, 256}};
+    /* rows and columns of W, experts, rows of x */
+    static const int shapes[][4] = {{4096, 4096, 1, 4096}, {4096, 2048, 1, 512}, {2048, 4096, 1, 512},
+                                    {512, 2048, 1, 512},   {768, 2048, 128, 16}, {768, 2048, 128, 32},
+                                    {768, 2048, 64, 80},   {768, 2048, 64, 256}};
     bool right = true, metal = strcmp(b->info.device, "metal") == 0, small = b->opt.rows != 0;
     double peak = metal ? NAN : peak_rate(b);
     for (size_t s = 0; s < SUBJECTS; s++)
@@ -270,8 +296,9 @@ bool bench_tiles(bench *b) {
             int experts = small && f[2] > 1 ? 2 : f[2], each = small && f[3] > 256 ? 100 : f[3];
             rows r =
                 rows_new(b, &bench_subjects[s], small ? b->opt.rows : f[0], small ? b->opt.cols : f[1], experts, each);
-            for (size_t k = 0; k < (metal ? 1 : SL_COUNT(known)); k++)
-                if (b->info.max_threadgroup_memory >= 40 << 10 || known[k].tokens < 128)
+            r.times = f[2] == 1 && f[3] < 4096 ? TIMES_MANY : TIMES;
+            for (size_t k = 0; k < SL_COUNT(known); k++)
+                if (known[k].of == (experts > 1 ? EXPERTS : DENSE) && (!metal || known[k].file == known[0].file))
                     right &= run_kernel(b, &known[k], bench_subjects[s].name, &r, peak);
             rows_free(&r);
         }

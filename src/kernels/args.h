@@ -42,9 +42,12 @@
 #define SL_MATMUL_TOKENS  32
 #define SL_MATMUL_ROWS    64
 #define SL_MATMUL_THREADS 128
-/* matmul_large: rows of W of a tile, threads; SL_LARGE_TOKENS is the host's to define. */
+/* matmul_large: a tile of y is 64 rows of x by 128 rows of W, or by 32; of gate and up by 64 of each. */
+#define SL_LARGE_TOKENS  64
 #define SL_LARGE_ROWS    128
-#define SL_LARGE_THREADS 256
+#define SL_LARGE_THREADS 128
+#define SL_THIN_ROWS     32
+#define SL_THIN_THREADS  64
 /* Rows of half precision are padded with zeros to a multiple of this. */
 #define SL_HALF_PAD          32
 #define SL_KV_PAGE           64

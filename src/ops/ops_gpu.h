@@ -25,16 +25,16 @@ enum {
     GPU_CHUNK_ROWS = 16 /* rows of a sequence from which on it does */,
     GPU_SPLITS = 256 /* (row, split) pairs that few rows may have together: one row of 131,072 tokens */
 };
-/* matmul_large: threadgroups that are worth it; pairs an expert has on average. The bits are those of matmul: an
- * element's products are added in the same order. */
-enum { GPU_LARGE_GROUPS = 96, GPU_LARGE_PAIRS = 32 };
+/* matmul_large: threadgroups below which thin ones are taken. The bits are the same: an element's products are added
+ * in the same order. */
+enum { GPU_LARGE_GROUPS = 132 };
 #define GPU_TIMEOUT_NS (600ull * 1000 * 1000 * 1000)
 
 /* Files of src/kernels, each a library. */
 typedef enum gpu_file {
     GPU_MATVEC,
     GPU_MATMUL,
-    GPU_LARGE, /* instead of GPU_MATMUL, where the device has it and there are rows enough */
+    GPU_LARGE, /* instead of GPU_MATMUL, where the device has it */
     GPU_ROWS,
     GPU_PREPARE, /* attention */
     GPU_DECODE,
@@ -191,10 +191,9 @@ typedef struct sl_ops_gpu {
     sl_ops_times times;
     sl_gpu_span *spans; /* NULL: phases are not told apart */
     uint64_t phase_ns[GPU_PHASES];
-    bool serial;      /* lists run while they are given: nothing in one may wait for the host */
-    bool few;         /* few.metal is used */
-    int few_panel;    /* its SL_FEW_PANEL */
-    int large_tokens; /* its SL_LARGE_TOKENS */
+    bool serial;   /* lists run while they are given: nothing in one may wait for the host */
+    bool few;      /* few.metal is used */
+    int few_panel; /* its SL_FEW_PANEL */
     char isa[64];
 } sl_ops_gpu;
 
@@ -509,9 +508,9 @@ kernel_format gpu_moe_format(const sl_moe *m, int proj, uint32_t align);
 uint64_t gpu_table_bytes(const sl_moe *m);
 /* Router and what belongs to it; leaves chosen, weight, done. */
 bool gpu_moe_route(gpu_moe *x);
-/* Its products by tiles of matmul_large. */
-static inline bool gpu_moe_large(const gpu_moe *x) {
-    return x->r->o->few && x->many && (int64_t)x->rows * x->m->top_k >= (int64_t)GPU_LARGE_PAIRS * x->m->experts;
+/* Pairs of a tile of its products. */
+static inline uint32_t gpu_moe_tile(const gpu_moe *x) {
+    return x->r->o->few ? SL_LARGE_TOKENS : SL_MATMUL_TOKENS;
 }
 /* Distinct experts of rows that have not failed, ascending, also marked in asked; -1: error. */
 int32_t gpu_moe_wanted(gpu_moe *x, int32_t *ids);

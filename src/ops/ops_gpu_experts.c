@@ -199,44 +199,73 @@ static bool few_gate_up(gpu_pass *p) {
     return gpu_call_end(&c, gpu_ceil_div(a.w.rows, SL_MATVEC_ROWS), (uint32_t)pair_count(x), 1, SL_MATVEC_THREADS);
 }
 
-/* One projection grouped by expert; what it reads is in half rows. */
-static bool many(gpu_pass *p, int proj, float *to, int64_t to_stride, bool per_pair) {
+/* A projection grouped by expert, or two; what it reads is in half rows. Binds all but what is written. */
+static gpu_call begin_many(gpu_pass *p, const char *kernel, const kernel_format *f, uint32_t bits,
+                           const sl_expert_args *a) {
     gpu_moe *x = p->x;
     const gpu_scratch *s = &x->r->o->scratch;
     char entry[64];
-    uint64_t padded = sl_round_up((uint64_t)x->proj[proj].cols, SL_HALF_PAD);
-    uint64_t from_rows = per_pair ? pair_count(x) : (uint64_t)x->rows;
-    sl_expert_args a = expert_args(x, proj, (int64_t)padded, to_stride, per_pair);
-    bool large = gpu_moe_large(x);
-    kernel_entry(entry, sizeof entry, large ? "matmul_expert_large" : "matmul_expert", &p->format[proj]);
-    gpu_call c = gpu_call_begin(x->r, large ? GPU_LARGE : GPU_MATMUL, bits_of(x, proj), &a, sizeof a, entry);
+    uint64_t from_rows = a->per_pair ? pair_count(x) : (uint64_t)x->rows;
+    kernel_entry(entry, sizeof entry, kernel, f);
+    gpu_call c = gpu_call_begin(x->r, x->r->o->few ? GPU_LARGE : GPU_MATMUL, bits, a, sizeof *a, entry);
     gpu_call_bind(&c, 1, p->table, gpu_table_bytes(x->m));
     gpu_call_bind(&c, 2, s->tiles, (uint64_t)s->extent.tiles * sizeof(sl_pair_tile));
     gpu_call_bind(&c, 3, s->pairs, pair_count(x) * sizeof(int32_t));
-    gpu_call_bind(&c, 4, s->half, from_rows * padded * 2);
+    gpu_call_bind(&c, 4, s->half, from_rows * a->x_stride * 2);
     gpu_call_bind(&c, 5, s->unscale, from_rows * sizeof(float));
-    gpu_call_bind(&c, 6, to, pair_count(x) * (uint64_t)to_stride * sizeof(float));
-    gpu_call_bind(&c, 7, s->done, pair_count(x));
     gpu_bind_step(&c, 8);
     gpu_call_bind(&c, 9, s->tile_count, 2 * sizeof(uint32_t));
-    bind_bias(&c, 10, x, proj);
     bind_slabs(&c, p);
-    uint32_t tiles = gpu_ceil_div((int64_t)pair_count(x), large ? x->r->o->large_tokens : SL_MATMUL_TOKENS);
-    return gpu_call_end(&c, gpu_ceil_div(a.w.rows, large ? SL_LARGE_ROWS : SL_MATMUL_ROWS),
-                        tiles + (uint32_t)x->m->experts, 1, large ? SL_LARGE_THREADS : SL_MATMUL_THREADS);
+    return c;
+}
+
+/* Tiles there are at most: each expert may have one that is not full. */
+static uint32_t most_tiles(const gpu_moe *x) {
+    return gpu_ceil_div((int64_t)pair_count(x), gpu_moe_tile(x)) + (uint32_t)x->m->experts;
+}
+
+static bool many(gpu_pass *p, int proj, float *to, int64_t to_stride, bool per_pair) {
+    gpu_moe *x = p->x;
+    bool large = x->r->o->few;
+    int64_t padded = (int64_t)sl_round_up((uint64_t)x->proj[proj].cols, SL_HALF_PAD);
+    sl_expert_args a = expert_args(x, proj, padded, to_stride, per_pair);
+    gpu_call c = begin_many(p, large ? "matmul_expert_large" : "matmul_expert", &p->format[proj], bits_of(x, proj), &a);
+    gpu_call_bind(&c, 6, to, pair_count(x) * (uint64_t)to_stride * sizeof(float));
+    gpu_call_bind(&c, 7, x->r->o->scratch.done, pair_count(x));
+    bind_bias(&c, 10, x, proj);
+    return gpu_call_end(&c, gpu_ceil_div(a.w.rows, large ? SL_LARGE_ROWS : SL_MATMUL_ROWS), most_tiles(x), 1,
+                        large ? SL_LARGE_THREADS : SL_MATMUL_THREADS);
+}
+
+/* silu(gate) * up of all pairs, place by place, as half rows. */
+static bool many_gate_up(gpu_pass *p) {
+    gpu_moe *x = p->x;
+    const gpu_scratch *s = &x->r->o->scratch;
+    float *inner = (float *)(void *)s->inner, *up = (float *)(void *)s->up;
+    const kernel_format *f = &p->format[SL_PROJ_GATE], *g = &p->format[SL_PROJ_UP];
+    if (!x->r->o->few || !gpu_same_layout(&x->proj[SL_PROJ_GATE], &x->proj[SL_PROJ_UP]))
+        return many(p, SL_PROJ_GATE, inner, x->inner, false) && many(p, SL_PROJ_UP, up, x->inner, false) &&
+               gpu_silu_half(x->r, inner, up, x->inner, x->inner, x->m->top_k, x->m);
+    int64_t padded = (int64_t)sl_round_up((uint64_t)x->proj[SL_PROJ_GATE].cols, SL_HALF_PAD);
+    sl_expert_args a = expert_args(x, SL_PROJ_GATE, padded, x->inner, false);
+    uint32_t bits = bits_of(x, SL_PROJ_GATE) | (x->m->swiglu_limit > 0 ? 1u << SL_FC_CLAMP : 0);
+    gpu_call c = begin_many(p, "matmul_gate_up", f->align < g->align ? f : g, bits, &a);
+    gpu_call_bind(&c, 6, inner, pair_count(x) * (uint64_t)x->inner * sizeof(float));
+    bind_bias(&c, 10, x, SL_PROJ_GATE);
+    bind_bias(&c, 11, x, SL_PROJ_UP);
+    return gpu_call_end(&c, gpu_ceil_div(a.w.rows, SL_LARGE_ROWS / 2), most_tiles(x), 1, SL_LARGE_THREADS) &&
+           gpu_to_half(x->r, inner, x->inner, x->inner, x->m->top_k, false);
 }
 
 bool gpu_pass_encode(gpu_pass *p) {
     gpu_moe *x = p->x;
     const gpu_scratch *s = &x->r->o->scratch;
-    float *inner = (float *)(void *)s->inner, *up = (float *)(void *)s->up, *out = (float *)(void *)s->out;
+    float *inner = (float *)(void *)s->inner, *out = (float *)(void *)s->out;
     if (!gpu_phase_begin(x->r, GPU_PHASE_EXPERTS))
         return false;
     if (!x->many)
         return few_gate_up(p) && few(p, SL_PROJ_DOWN, inner, x->inner,
                                      pair_count(x) * (uint64_t)x->inner * sizeof(float), out, x->hidden, true);
     return gpu_to_half(x->r, gpu_view_at(x->r, &x->o->src), x->o->src.stride, x->o->src.cols, 1, false) &&
-           many(p, SL_PROJ_GATE, inner, x->inner, false) && many(p, SL_PROJ_UP, up, x->inner, false) &&
-           gpu_silu_half(x->r, inner, up, x->inner, x->inner, x->m->top_k, x->m) &&
-           many(p, SL_PROJ_DOWN, out, x->hidden, true);
+           many_gate_up(p) && many(p, SL_PROJ_DOWN, out, x->hidden, true);
 }

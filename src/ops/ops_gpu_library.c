@@ -86,8 +86,6 @@ static bool put_source(const sl_ops_gpu *o, gpu_file file, sl_buf *out, sl_error
     sl_buf_puts(out, "#define SL_FMA_FORMATS(X)\n"); /* measured beside the others, not used */
     if (o->few)
         sl_buf_puts(out, "#define SL_TILE_FRAGMENTS\n");
-    if (file == GPU_LARGE)
-        sl_buf_printf(out, "#define SL_LARGE_TOKENS %d\n", o->large_tokens);
     if (file == GPU_PREFILL_LARGE)
         sl_buf_printf(out, "#define SL_ATTENTION_ROOM %u\n", threadgroup_memory(o));
     if (file == GPU_FEW)
@@ -122,7 +120,7 @@ sl_gpu_library *gpu_library(sl_ops_gpu *o, gpu_file file, sl_error *err) {
 static const uint32_t file_constants[GPU_FILES] = {
     [GPU_MATVEC] = 1u << SL_FC_ADD | 1u << SL_FC_BIAS | 1u << SL_FC_OUTS,
     [GPU_MATMUL] = 1u << SL_FC_ADD | 1u << SL_FC_BIAS | 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES,
-    [GPU_LARGE] = 1u << SL_FC_ADD | 1u << SL_FC_BIAS | 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES,
+    [GPU_LARGE] = 1u << SL_FC_ADD | 1u << SL_FC_BIAS | 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES | 1u << SL_FC_CLAMP,
     [GPU_ROWS] = 1u << SL_FC_OUTS | 1u << SL_FC_CLAMP | 1u << SL_FC_HALF,
     [GPU_PREPARE] =
         1u << SL_FC_OUTS | 1u << SL_FC_NORM_Q | 1u << SL_FC_NORM_K | 1u << SL_FC_ROPE | 1u << SL_FC_INTERLEAVED,

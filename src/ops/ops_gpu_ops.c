@@ -203,9 +203,11 @@ static bool multiply_half(gpu_run *r, const gpu_product *p) {
     const gpu_scratch *m = &r->o->scratch;
     uint64_t padded = sl_round_up((uint64_t)w->cols, SL_HALF_PAD);
     sl_matmul_args a = {.w = gpu_weights_args(w), .x_stride = padded, .y_stride = (uint64_t)p->y_stride};
-    uint32_t tiles = gpu_ceil_div(p->rows, r->o->large_tokens);
-    bool large = r->o->few && tiles * gpu_ceil_div(w->rows, SL_LARGE_ROWS) >= GPU_LARGE_GROUPS;
-    entry_of(r, large ? "matmul_large" : "matmul", p->weight, entry);
+    bool large = r->o->few, thin = false;
+    uint32_t tiles = gpu_ceil_div(p->rows, large ? SL_LARGE_TOKENS : SL_MATMUL_TOKENS);
+    if (large)
+        thin = tiles * gpu_ceil_div(w->rows, SL_LARGE_ROWS) < GPU_LARGE_GROUPS;
+    entry_of(r, thin ? "matmul_thin" : large ? "matmul_large" : "matmul", p->weight, entry);
     gpu_call c = gpu_call_begin(r, large ? GPU_LARGE : GPU_MATMUL, product_bits(p), &a, sizeof a, entry);
     gpu_call_weight(&c, 1, p->weight);
     gpu_call_bind(&c, 4, m->half, (uint64_t)p->rows * padded * 2);
@@ -213,10 +215,11 @@ static bool multiply_half(gpu_run *r, const gpu_product *p) {
     gpu_call_bind(&c, 6, p->y, gpu_rows_bytes(p->rows, p->y_stride, w->rows));
     bind_bias(&c, 7, p->bias, w->rows);
     gpu_bind_step(&c, 8);
+    if (thin)
+        return gpu_call_end(&c, gpu_ceil_div(w->rows, SL_THIN_ROWS), tiles, 1, SL_THIN_THREADS);
     if (large)
         return gpu_call_end(&c, gpu_ceil_div(w->rows, SL_LARGE_ROWS), tiles, 1, SL_LARGE_THREADS);
-    return gpu_call_end(&c, gpu_ceil_div(w->rows, SL_MATMUL_ROWS), gpu_ceil_div(p->rows, SL_MATMUL_TOKENS), 1,
-                        SL_MATMUL_THREADS);
+    return gpu_call_end(&c, gpu_ceil_div(w->rows, SL_MATMUL_ROWS), tiles, 1, SL_MATMUL_THREADS);
 }
 
 bool gpu_multiply_split(gpu_run *r, const gpu_product *p, uint32_t splits, uint32_t split_units) {

@@ -22,7 +22,9 @@ const kernel_variant matmul_variants[MATMUL_VARIANTS] = {
     {SL_Q3_K, 0, 0, 2},          {SL_IQ4_XS, 0, 0, 4},
     {SL_MXFP4_SPLIT, 0, 0, 4},   {SL_FP8, 128, SL_F32, 4},
     {SL_NVFP4, 0, 0, 4},         {SL_IQ3_S, 0, 0, 2},
-    {SL_TQ1_0, 0, 0, 2},
+    {SL_TQ1_0, 0, 0, 2},         {SL_MXFP4, 0, 0, 1},
+    {SL_AFFINE4, 32, SL_F16, 4}, {SL_Q4_0, 0, 0, 1},
+    {SL_Q4_K, 0, 0, 2},          {SL_AFFINE4, 64, SL_F32, 16},
 };
 
 bool matmul_open(matmul_kind *kind, const char *defines, size_t n) {
@@ -31,6 +33,13 @@ bool matmul_open(matmul_kind *kind, const char *defines, size_t n) {
     for (size_t i = 0; i < MATMUL_VARIANTS; i += n)
         formats[count++] = kernel_variant_format(&matmul_variants[i]);
     return kernels_open_with(&kind->k, kind->file, formats, count, defines);
+}
+
+bool matmul_open_some(matmul_kind *kind, const char *defines, const int *chosen, size_t n) {
+    kernel_format formats[MATMUL_VARIANTS];
+    for (size_t i = 0; i < n; i++)
+        formats[i] = kernel_variant_format(&matmul_variants[chosen[i]]);
+    return kernels_open_with(&kind->k, kind->file, formats, n, defines);
 }
 
 /* Half rows with their scales, made here as to_half makes them. */
@@ -119,7 +128,7 @@ uint64_t matmul_run(matmul_kind *kind, rng *r, const matmul_case *c) {
                                          .constants = constants,
                                          .constant_count = m});
     check_rows(kind, entry, &w, c, x, y, before, bias, ldy);
-    uint64_t bits = XXH3_64bits(y, (size_t)(rows * ldy) * 4);
+    uint64_t bits = XXH3_64bits(y, (size_t)((c->hashed ? c->hashed : rows) * ldy) * 4);
     free(x);
     free(y);
     free(before);
@@ -154,92 +163,157 @@ static uint32_t list_pairs(const matmul_kind *kind, rng *r, int32_t rows, int32_
     return tile;
 }
 
-uint64_t matmul_run_grouped(matmul_kind *kind, rng *r, const kernel_variant *v, int64_t out_rows, int64_t cols,
-                            int32_t rows, int32_t top_k, bool down, bool biased) {
-    kernel_matrix w[EXPERTS];
-    for (int e = 0; e < EXPERTS; e++)
-        w[e] = kernel_matrix_new(r, v->format, v->group, v->side, out_rows, cols);
-    kernel_format f = kernel_variant_format(v);
-    int32_t n = rows * top_k, projection = down ? 2 : 1;
+typedef struct grouped_case {
+    const kernel_variant *v;
+    int64_t out, cols;
+    int32_t rows, top_k;
+    bool down, gate_up /* both, else the up projection */, biased, clamped;
+} grouped_case;
+
+enum { GATE = 0, UP = 1, DOWN = 2 };
+#define LIMIT 0.7f
+#define ALPHA 1.7f
+
+static double activation(const grouped_case *c, double gate, double up) {
+    if (!c->clamped)
+        return gate / (1 + exp(-gate)) * up;
+    gate = fmin(gate, LIMIT);
+    return gate / (1 + exp(-ALPHA * gate)) * (fmax(fmin(up, LIMIT), -LIMIT) + 1);
+}
+
+/* Of one pair's row, by the size of what is summed: w or gate (with their biases), and up. */
+static double pair_error(const grouped_case *c, const kernel_matrix *w, const kernel_matrix *up, const float *x,
+                         const float *bias, const float *up_bias, const float *got) {
+    double *a = malloc((size_t)c->out * 8), *b = malloc((size_t)c->out * 8), *sa = malloc((size_t)c->out * 8);
+    double *sb = malloc((size_t)c->out * 8), worst = 0;
+    kernel_product(w, x, a, sa);
+    kernel_product(up, x, b, sb);
+    for (int64_t i = 0; i < c->out; i++) {
+        double add = c->biased ? bias[i] : 0, size = sa[i] + fabs(add), ref = a[i] + add;
+        if (c->gate_up) {
+            ref = activation(c, ref, b[i] + (c->biased ? up_bias[i] : 0));
+            size = fabs(ref) + (1 + size) * (sb[i] + fabs(add));
+        }
+        worst = worse_of(worst, fabs(got[i] - ref) / size);
+    }
+    free(a);
+    free(b);
+    free(sa);
+    free(sb);
+    return worst;
+}
+
+static uint64_t run_grouped(matmul_kind *kind, rng *r, const grouped_case *c) {
+    kernel_matrix w[EXPERTS], up[EXPERTS];
+    for (int e = 0; e < EXPERTS; e++) {
+        w[e] = kernel_matrix_new(r, c->v->format, c->v->group, c->v->side, c->out, c->cols);
+        up[e] = kernel_matrix_new(r, c->v->format, c->v->group, c->v->side, c->out, c->cols);
+    }
+    kernel_format f = kernel_variant_format(c->v);
+    int32_t n = c->rows * c->top_k, projection = c->down ? DOWN : c->gate_up ? GATE : UP;
     int32_t *chosen = malloc((size_t)n * 4), *pairs = malloc((size_t)n * 4);
     sl_pair_tile tiles[32];
     assert_true(n / (int32_t)kind->tokens + EXPERTS <= (int32_t)SL_COUNT(tiles));
-    uint32_t counts[2] = {list_pairs(kind, r, rows, top_k, chosen, pairs, tiles), (uint32_t)n};
+    uint32_t counts[2] = {list_pairs(kind, r, c->rows, c->top_k, chosen, pairs, tiles), (uint32_t)n};
     kernel_experts m = {0};
-    kernel_experts_add(&m, w, projection, v->align);
-    int64_t x_rows = down ? n : rows;
-    float *x = kernel_floats(r, (size_t)(x_rows * cols), 1), *y = kernel_poison((size_t)(n * out_rows));
-    float *bias = kernel_floats(r, (size_t)(EXPERTS * out_rows), 1);
-    half_rows h = half_of(x, x_rows, cols);
+    kernel_experts_add(&m, w, projection, c->v->align);
+    if (c->gate_up)
+        kernel_experts_add(&m, up, UP, c->v->align);
+    int64_t x_rows = c->down ? n : c->rows;
+    float *x = kernel_floats(r, (size_t)(x_rows * c->cols), 1), *y = kernel_poison((size_t)(n * c->out));
+    float *bias = kernel_floats(r, (size_t)(EXPERTS * c->out), 1);
+    float *up_bias = kernel_floats(r, (size_t)(EXPERTS * c->out), 1);
+    half_rows h = half_of(x, x_rows, c->cols);
     uint8_t *done = calloc((size_t)n, 1);
-    kernel_step step = kernel_step_new(&(kernel_rows){.rows = rows});
+    kernel_step step = kernel_step_new(&(kernel_rows){.rows = c->rows});
     sl_expert_args args = {.w = kernel_weights(&w[0].m),
                            .x_stride = (uint64_t)h.stride,
-                           .y_stride = (uint64_t)out_rows,
+                           .y_stride = (uint64_t)c->out,
                            .experts = EXPERTS,
-                           .top_k = (uint32_t)top_k,
+                           .top_k = (uint32_t)c->top_k,
                            .projection = (uint32_t)projection,
-                           .per_pair = down};
+                           .per_pair = c->down,
+                           .limit = LIMIT,
+                           .alpha = ALPHA};
     kernel_binding b[] = {in(0, &args, sizeof args),
                           in(1, m.table, sizeof m.table),
                           in(2, tiles, sizeof tiles),
                           in(3, pairs, (size_t)n * 4),
                           in(4, h.x, (size_t)(x_rows * h.stride) * 2),
                           in(5, h.unscale, (size_t)x_rows * 4),
-                          out(6, y, (size_t)(n * out_rows) * 4),
-                          out(7, done, (size_t)n),
+                          out(6, y, (size_t)(n * c->out) * 4),
                           in(8, step.words, step.bytes),
                           in(9, counts, sizeof counts),
-                          in(10, bias, (size_t)(EXPERTS * out_rows) * 4),
+                          in(10, bias, (size_t)(EXPERTS * c->out) * 4),
                           in(SL_SLAB_FIRST, m.slab[0], m.bytes[0]),
-                          in(SL_SLAB_FIRST + 1, m.slab[1], m.bytes[1])};
-    sl_gpu_constant constants[2];
+                          in(SL_SLAB_FIRST + 1, m.slab[1], m.bytes[1]),
+                          c->gate_up ? in(11, up_bias, (size_t)(EXPERTS * c->out) * 4) : out(7, done, (size_t)n)};
+    sl_gpu_constant constants[3];
     size_t count = 0;
-    if (down)
+    if (c->down)
         constants[count++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_LEAVES);
-    if (biased)
+    if (c->biased)
         constants[count++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_BIAS);
+    if (c->clamped)
+        constants[count++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_CLAMP);
     char entry[64];
-    kernel_entry(entry, sizeof entry, kind->grouped, &f);
-    kernels_run(&kind->k,
-                &(kernel_call){.entry = entry,
-                               .groups = {(uint32_t)(out_rows + kind->rows - 1) / kind->rows, counts[0] + 1, 1},
-                               .threads = {kind->threads, 1, 1},
-                               .bindings = b,
-                               .count = SL_COUNT(b),
-                               .constants = constants,
-                               .constant_count = count,
-                               .slabs = true});
-    double *ref = malloc((size_t)out_rows * 8), *size = malloc((size_t)out_rows * 8), worst = 0;
+    uint32_t rows = c->gate_up ? kind->rows / 2 : kind->rows; /* of each matrix */
+    kernel_entry(entry, sizeof entry, c->gate_up ? kind->gate_up : kind->grouped, &f);
+    kernels_run(&kind->k, &(kernel_call){.entry = entry,
+                                         .groups = {(uint32_t)(c->out + rows - 1) / rows, counts[0] + 1, 1},
+                                         .threads = {kind->threads, 1, 1},
+                                         .bindings = b,
+                                         .count = SL_COUNT(b),
+                                         .constants = constants,
+                                         .constant_count = count,
+                                         .slabs = true});
+    double worst = 0;
     for (int32_t place = 0; place < n; place++) {
         int32_t pair = pairs[place], e = chosen[pair];
-        const float *got = y + (down ? pair : place) * out_rows;
-        assert_int_equal(done[pair], down && e != ABSENT);
-        kernel_product(&w[e], x + (down ? place : pair / top_k) * cols, ref, size);
-        for (int64_t c = 0; c < out_rows; c++) {
-            if (e == ABSENT) {
-                assert_true(isnan(got[c]));
-                continue;
-            }
-            double add = biased ? bias[e * out_rows + c] : 0;
-            double err = fabs(got[c] - (ref[c] + add)) / (size[c] + fabs(add));
-            worst = worse_of(worst, err);
-        }
+        const float *got = y + (c->down ? pair : place) * c->out;
+        assert_int_equal(done[pair], c->down && e != ABSENT);
+        for (int64_t i = 0; e == ABSENT && i < c->out; i++)
+            assert_true(isnan(got[i]));
+        if (e != ABSENT)
+            worst = worse_of(worst, pair_error(c, &w[e], &up[e], x + (c->down ? place : pair / c->top_k) * c->cols,
+                                               bias + e * c->out, up_bias + e * c->out, got));
     }
     kernels_result(&kind->k, entry, worst, 2e-3);
-    uint64_t bits = XXH3_64bits(y, (size_t)(n * out_rows) * 4);
-    free(ref);
-    free(size);
+    uint64_t bits = XXH3_64bits(y, (size_t)(n * c->out) * 4);
     free(chosen);
     free(pairs);
     free(x);
     free(y);
     free(bias);
+    free(up_bias);
     free(done);
     free(step.words);
     kernel_experts_free(&m);
     half_free(&h);
-    for (int e = 0; e < EXPERTS; e++)
+    for (int e = 0; e < EXPERTS; e++) {
         kernel_matrix_free(&w[e]);
+        kernel_matrix_free(&up[e]);
+    }
     return bits;
+}
+
+uint64_t matmul_run_grouped(matmul_kind *kind, rng *r, const kernel_variant *v, int64_t out_rows, int64_t cols,
+                            int32_t rows, int32_t top_k, bool down, bool biased) {
+    return run_grouped(
+        kind, r,
+        &(grouped_case){
+            .v = v, .out = out_rows, .cols = cols, .rows = rows, .top_k = top_k, .down = down, .biased = biased});
+}
+
+uint64_t matmul_run_gate_up(matmul_kind *kind, rng *r, const kernel_variant *v, int64_t out_rows, int64_t cols,
+                            int32_t rows, int32_t top_k, bool biased, bool clamped) {
+    return run_grouped(kind, r,
+                       &(grouped_case){.v = v,
+                                       .out = out_rows,
+                                       .cols = cols,
+                                       .rows = rows,
+                                       .top_k = top_k,
+                                       .gate_up = true,
+                                       .biased = biased,
+                                       .clamped = clamped});
 }

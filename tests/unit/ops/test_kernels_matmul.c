@@ -6,8 +6,8 @@
 #include <cmocka.h>
 
 static const uint64_t seed = 31415;
-static matmul_kind small = {"matmul.metal",    "matmul", "matmul_expert", SL_MATMUL_TOKENS, SL_MATMUL_ROWS,
-                            SL_MATMUL_THREADS, {0}};
+static matmul_kind small = {
+    "matmul.metal", "matmul", "matmul_expert", SL_MATMUL_TOKENS, SL_MATMUL_ROWS, SL_MATMUL_THREADS, NULL, {0}};
 
 static void every_format_is_float64s_product(void **state) {
     rng r = {seed};
@@ -15,20 +15,20 @@ static void every_format_is_float64s_product(void **state) {
         matmul_run(&small, &r,
                    &(matmul_case){matmul_variants[i], 1 + rng_below(&r, 70),
                                   kernel_variant_cols(&r, &matmul_variants[i], 300), 1 + rng_below(&r, 20),
-                                  i % 2 ? 15 : 0, false, i % 3 == 0, 1});
+                                  i % 2 ? 15 : 0, false, i % 3 == 0, 1, 0});
         if (i % 4 == 0)
             matmul_run(&small, &r,
                        &(matmul_case){matmul_variants[i], 65 + rng_below(&r, 20),
                                       kernel_variant_cols(&r, &matmul_variants[i], 600), 33 + rng_below(&r, 20), 0,
-                                      true, false, 1});
+                                      true, false, 1, 0});
     }
 }
 
 static void values_of_a_million_stay_finite(void **state) {
     rng r = {seed + 1};
-    matmul_run(&small, &r, &(matmul_case){matmul_variants[0], 9, 77, 5, 0, false, false, 1e6f});
-    matmul_run(&small, &r, &(matmul_case){matmul_variants[8], 9, 256, 5, 0, false, false, 1e6f});
-    matmul_run(&small, &r, &(matmul_case){matmul_variants[3], 9, 256, 5, 0, false, false, 1e-6f});
+    matmul_run(&small, &r, &(matmul_case){matmul_variants[0], 9, 77, 5, 0, false, false, 1e6f, 0});
+    matmul_run(&small, &r, &(matmul_case){matmul_variants[8], 9, 256, 5, 0, false, false, 1e6f, 0});
+    matmul_run(&small, &r, &(matmul_case){matmul_variants[3], 9, 256, 5, 0, false, false, 1e-6f, 0});
 }
 
 static void experts_are_grouped(void **state) {

@@ -166,7 +166,8 @@ MSL_I float msl_dot_halves(float c, uint a, uint b) {
     c += float(msl_bits<half>(ushort(a & 0xffffu))) * float(msl_bits<half>(ushort(b & 0xffffu)));
     return c + float(msl_bits<half>(ushort(a >> 16))) * float(msl_bits<half>(ushort(b >> 16)));
 }
-MSL_I float4 simdgroup_mma_16x8x16(float4 c, uint4 a, uint2 b, MSL_LINE) {
+/* Kernels have hundreds of these unrolled: a function is compiled in a fraction of the time. */
+static __attribute__((noinline, unused)) float4 simdgroup_mma_16x8x16(float4 c, uint4 a, uint2 b, MSL_LINE) {
     struct both {
         uint4 a;
         uint2 b;
@@ -254,6 +255,41 @@ MSL_I float2 simdgroup_rows_c(const float *p, uint stride) {
     const uint r = msl_lane() >> 2;
     return float2(p[r * stride], p[(r + 8u) * stride]);
 }
+
+/* ---- halves in words ----------------------------------------------------------------------------------------------
+ */
+
+/* Not in Metal. fma_halves: a * b + c for both halves of a word, each rounded once. permute_bytes: byte i of the result
+ * is the one of a (0-3) and b (4-7) that bits 4i to 4i + 2 of `which` name; with bit 4i + 3 its sign, eight times. */
+#ifdef SL_MSL_CUDA
+MSL_I uint fma_halves(uint a, uint b, uint c) {
+    uint r;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+MSL_I uint permute_bytes(uint a, uint b, uint which) {
+    uint r; /* __byte_perm leaves the fourth bits out */
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(which));
+    return r;
+}
+#else
+MSL_I uint msl_fma_half(uint a, uint b, uint c) {
+    half r = fma(msl_bits<half>(ushort(a)), msl_bits<half>(ushort(b)), msl_bits<half>(ushort(c)));
+    return r.msl_v;
+}
+static __attribute__((noinline, unused)) uint fma_halves(uint a, uint b, uint c) {
+    return msl_fma_half(a & 0xffffu, b & 0xffffu, c & 0xffffu) | msl_fma_half(a >> 16, b >> 16, c >> 16) << 16;
+}
+static __attribute__((noinline, unused)) uint permute_bytes(uint a, uint b, uint which) {
+    ulong both = ulong(b) << 32 | a;
+    uint r = 0;
+    for (uint i = 0; i < 4; i++) {
+        uint n = which >> 4 * i & 15u, byte = uint(both >> 8 * (n & 7u)) & 255u;
+        r |= (n & 8u ? (byte & 128u ? 255u : 0u) : byte) << 8 * i;
+    }
+    return r;
+}
+#endif
 
 /* ---- copies that run ahead --------------------------------------------------------------------------------------- */
 

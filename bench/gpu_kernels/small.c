@@ -23,7 +23,7 @@ typedef struct node {
         sl_gpu_buffer *at;
     } op[MOST];
     int ops;
-    uint32_t groups[2], threads, shared, constants;
+    uint32_t groups[3], threads, shared, constants;
 } node;
 
 static void add_operand(bench *b, node *n, int slot, const void *host, uint64_t bytes, bool apart) {
@@ -71,7 +71,7 @@ static double time_node(bench *b, node *n) {
                                  .length = n->op[k].bytes,
                                  .access = n->op[k].host ? SL_GPU_READ : SL_GPU_READ | SL_GPU_WRITE};
         sl_gpu_dispatch d = {.pipeline = p,
-                             .groups = {n->groups[0], n->groups[1], 1},
+                             .groups = {n->groups[0], n->groups[1], n->groups[2] ? n->groups[2] : 1},
                              .threads = {n->threads, 1, 1},
                              .bindings = bind,
                              .binding_count = (size_t)n->ops + 1,
@@ -246,6 +246,7 @@ static bool router(bench *b, int rows, int experts, int k) {
     add_operand(b, &d, 4, NULL, pairs, false);
     add_operand(b, &d, 5, x, (uint64_t)experts * 4, false);
     add_operand(b, &d, 6, &head, sizeof head, false);
+    add_operand(b, &d, 7, x, (uint64_t)experts * 4, false);
     double seconds = time_node(b, &d);
     int32_t *got = fetch(b, &d, 2);
     bool right = true;
@@ -300,7 +301,8 @@ static bool group(bench *b, int rows, int experts, int k, uint32_t threads) {
     return say(&d, seconds, n * 4, right);
 }
 
-static bool combine(bench *b, int rows, int cols, int k) {
+/* threads: 0 combine, else combine_norm. */
+static bool combine(bench *b, int rows, int cols, int k, uint32_t threads) {
     char note[40];
     uint64_t pairs = (uint64_t)rows * (uint64_t)k, n = pairs * (uint64_t)cols;
     sl_step_head head = step_of(rows);
@@ -310,12 +312,12 @@ static bool combine(bench *b, int rows, int cols, int k) {
     uint8_t *done = malloc(pairs);
     memset(done, 1, pairs);
     node d = {.file = "moe.metal",
-              .entry = "combine",
+              .entry = threads ? "combine_norm" : "combine",
               .note = note,
               .args = &a,
               .args_bytes = sizeof a,
-              .groups = {(uint32_t)(cols + 255) / 256, (uint32_t)rows},
-              .threads = 256};
+              .groups = {threads ? (uint32_t)rows : (uint32_t)(cols + 255) / 256, threads ? 1 : (uint32_t)rows},
+              .threads = threads ? threads : 256};
     snprintf(note, sizeof note, "%d x %d, %d each", rows, cols, k);
     add_operand(b, &d, 1, x, n * 4, true);
     add_operand(b, &d, 2, x, pairs * 4, false);
@@ -325,6 +327,10 @@ static bool combine(bench *b, int rows, int cols, int k) {
     add_operand(b, &d, 6, NULL, (uint64_t)rows * (uint64_t)cols * 4, false);
     add_operand(b, &d, 7, NULL, (uint64_t)rows * 4, false);
     add_operand(b, &d, 8, &head, sizeof head, false);
+    if (threads) {
+        add_operand(b, &d, 9, x, (uint64_t)cols * 4, false);
+        add_operand(b, &d, 10, NULL, (uint64_t)rows * (uint64_t)cols * 4, false);
+    }
     double seconds = time_node(b, &d);
     int32_t *status = fetch(b, &d, 7);
     bool right = true;
@@ -353,24 +359,35 @@ static double worst_product(const float *w, const float *x, const float *y, int 
     return worst;
 }
 
-static bool narrow(bench *b, const char *kernel, int out, int cols, int rows) {
+static void norm_row(float *x, const float *weight, int cols) {
+    double sum = 0;
+    for (int c = 0; c < cols; c++)
+        sum += (double)x[c] * x[c];
+    for (int c = 0; c < cols; c++)
+        x[c] = (float)(x[c] / sqrt(sum / cols + 1e-6) * weight[c]);
+}
+
+static bool narrow(bench *b, const char *kernel, int out, int cols, int rows, bool normed) {
     char note[40], entry[32];
     bool narrow = strcmp(kernel, "narrow") == 0;
     uint64_t n = (uint64_t)out * (uint64_t)cols;
     uint32_t simds = (uint32_t)(cols + 1023) / 1024;
     sl_step_head head = step_of(rows);
-    sl_matvec_args a = {.w = {.row_bytes = (uint64_t)cols * 4, .rows = (uint32_t)out, .cols = (uint32_t)cols},
+    sl_narrow_args a = {.w = {.row_bytes = (uint64_t)cols * 4, .rows = (uint32_t)out, .cols = (uint32_t)cols},
                         .x_stride = (uint64_t)cols,
-                        .y_stride = (uint64_t)out};
+                        .y_stride = (uint64_t)out,
+                        .normed_stride = (uint64_t)cols,
+                        .eps = 1e-6f};
     float *w = random_floats(n), *x = random_floats((uint64_t)rows * (uint64_t)cols);
     node d = {.file = narrow ? "narrow.metal" : "matvec.metal",
               .entry = entry,
               .note = note,
               .args = &a,
-              .args_bytes = sizeof a,
+              .args_bytes = narrow ? sizeof a : sizeof(sl_matvec_args),
+              .constants = normed ? 1u << SL_FC_NORM : 0,
               .groups = {(uint32_t)(narrow ? out : (out + SL_MATVEC_ROWS - 1) / SL_MATVEC_ROWS), (uint32_t)rows},
               .threads = narrow ? SL_SIMD * (simds < 8 ? simds : 8) : SL_MATVEC_THREADS};
-    snprintf(note, sizeof note, "f32 %d x %d, %d rows", out, cols, rows);
+    snprintf(note, sizeof note, "f32 %d x %d, %d rows%s", out, cols, rows, normed ? ", norm" : "");
     snprintf(entry, sizeof entry, "%s_f32_a16", kernel);
     add_operand(b, &d, 1, w, n * 4, true);
     add_operand(b, &d, 2, w, 256, false);
@@ -378,11 +395,66 @@ static bool narrow(bench *b, const char *kernel, int out, int cols, int rows) {
     add_operand(b, &d, 4, x, (uint64_t)rows * (uint64_t)cols * 4, true);
     add_operand(b, &d, 5, NULL, (uint64_t)rows * (uint64_t)out * 4, false);
     add_operand(b, &d, 6, w, 256, false);
+    if (narrow) {
+        add_operand(b, &d, 7, w, (uint64_t)cols * 4, false);
+        add_operand(b, &d, 8, NULL, (uint64_t)rows * (uint64_t)cols * 4, false);
+    }
     add_operand(b, &d, 9, &head, sizeof head, false);
     double seconds = time_node(b, &d);
     float *got = fetch(b, &d, 5);
+    for (int i = 0; i < rows && normed; i++)
+        norm_row(x + i * cols, w, cols);
     bool right = worst_product(w, x, got, out, cols, rows) < 1e-5;
     free(got);
+    free(w);
+    free(x);
+    return say(&d, seconds, n * 4, right);
+}
+
+/* Partial products of many rows; what they add up to is checked. */
+static bool split(bench *b, int out, int cols, int rows, int units) {
+    char note[40];
+    uint64_t n = (uint64_t)out * (uint64_t)cols, m = (uint64_t)rows * (uint64_t)cols;
+    uint32_t splits = (uint32_t)((cols + 31) / 32 + units - 1) / (uint32_t)units;
+    uint64_t each = (uint64_t)rows * (uint64_t)out;
+    sl_step_head head = step_of(rows);
+    sl_split_args a = {.w = {.row_bytes = (uint64_t)cols * 4, .rows = (uint32_t)out, .cols = (uint32_t)cols},
+                       .x_stride = (uint64_t)cols,
+                       .y_stride = (uint64_t)out,
+                       .split_stride = each,
+                       .split_units = (uint32_t)units};
+    float *w = random_floats(n), *x = random_floats(m), *ones = malloc((size_t)rows * 4);
+    uint16_t *half = malloc(m * 2);
+    for (uint64_t i = 0; i < m; i++) {
+        half[i] = sl_f32_to_f16(x[i]);
+        x[i] = sl_f16_to_f32(half[i]);
+    }
+    for (int i = 0; i < rows; i++)
+        ones[i] = 1;
+    node d = {.file = "split.metal",
+              .entry = "split_f32_a16",
+              .note = note,
+              .args = &a,
+              .args_bytes = sizeof a,
+              .groups = {(uint32_t)(out + 63) / 64, (uint32_t)(rows + 31) / 32, splits},
+              .threads = SL_MATMUL_THREADS};
+    snprintf(note, sizeof note, "%d x %d, %d rows, by %d", out, cols, rows, 32 * units);
+    add_operand(b, &d, 1, w, n * 4, true);
+    add_operand(b, &d, 2, w, 256, false);
+    add_operand(b, &d, 3, w, 256, false);
+    add_operand(b, &d, 4, half, m * 2, true);
+    add_operand(b, &d, 5, ones, (uint64_t)rows * 4, false);
+    add_operand(b, &d, 6, NULL, splits * each * 4, false);
+    add_operand(b, &d, 8, &head, sizeof head, false);
+    double seconds = time_node(b, &d);
+    float *got = fetch(b, &d, 6);
+    for (uint64_t i = 0; i < each; i++)
+        for (uint32_t s = 1; s < splits; s++)
+            got[i] += got[s * each + i];
+    bool right = worst_product(w, x, got, out, cols, rows) < 2e-3;
+    free(got);
+    free(half);
+    free(ones);
     free(w);
     free(x);
     return say(&d, seconds, n * 4, right);
@@ -399,7 +471,11 @@ bool bench_small(bench *b) {
         right &= halves(b, many, 1, few ? 256 : 4096, 2 * threads);
     }
     right &= halves(b, many, 8, few ? 96 : 768, 96) & halves(b, many, 8, few ? 96 : 768, 192);
-    right &= combine(b, 1, wide, 8) & combine(b, 32, wide, 8) & combine(b, many, wide, 8);
+    right &= combine(b, 1, wide, 8, 0) & combine(b, 32, wide, 8, 0) & combine(b, many, wide, 8, 0);
+    for (uint32_t threads = 256; threads <= 1024; threads *= 2)
+        right &= combine(b, 1, wide, 8, threads) & combine(b, 8, wide, 8, threads);
+    for (int units = 2; units <= 8; units *= 2)
+        right &= split(b, 128, wide, 32, units) & split(b, 128, wide, many, units);
     right &= router(b, 1, 128, 8) & router(b, 32, 128, 8) & router(b, many, 128, 8) & router(b, many, 512, 10);
     right &= group(b, 32, 128, 8, 64);
     for (uint32_t threads = 256; threads <= 1024; threads *= 2)
@@ -407,8 +483,9 @@ bool bench_small(bench *b) {
     right &= group(b, 4 * many, 512, 10, 512);
     for (int i = 0; i < 2; i++) {
         const char *kernel = i ? "matvec" : "narrow";
-        right &= narrow(b, kernel, 128, wide, 1) & narrow(b, kernel, few ? 9 : 512, few ? 96 : 4096, 1);
-        right &= narrow(b, kernel, 128, wide, 8) & narrow(b, kernel, 1, wide, 1);
+        right &= narrow(b, kernel, 128, wide, 1, false) & narrow(b, kernel, few ? 9 : 512, few ? 96 : 4096, 1, false);
+        right &= narrow(b, kernel, 128, wide, 8, false) & narrow(b, kernel, 1, wide, 1, false);
     }
-    return right & narrow(b, "narrow", 1, wide, many);
+    right &= narrow(b, "narrow", 128, wide, 1, true) & narrow(b, "narrow", 128, wide, 8, true);
+    return right & narrow(b, "narrow", 1, wide, many, false);
 }

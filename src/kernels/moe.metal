@@ -21,7 +21,9 @@
 //                leaves its row alone and sets status[row]. Grid (any, rows); bytes 4 * (k + 3) per element; the
 //                order and the roundings are the CPU's. Slots: 1 out, 2 weight, 3 done, 4 shared, 5 gate[rows],
 //                6 residual, 7 status[rows], 8 step
-#include "step.h"
+//   combine_norm the same, and normed = rms_norm of the residual (rows.metal), so that a kernel less waits for another;
+//                grid (rows), a threadgroup has a row. Slots: as combine, 9 weight[cols], 10 normed
+#include "row.h"
 
 SL_SWITCH(fc_bias, SL_FC_BIAS)
 SL_SWITCH(fc_sigmoid, SL_FC_SIGMOID)
@@ -240,6 +242,48 @@ SL_KERNEL("router_2048", router, 64)
 
 enum { RANKS = 8 }; // that are loaded together
 
+struct combined {
+    device const float *out, *weight, *shared; // of the row; shared: or null
+    ulong out_stride;
+    uint k;
+    float gate; // of the shared expert
+};
+
+inline combined combined_of(constant sl_combine_args &a, device const float *out, device const float *weight,
+                            device const float *shared, device const float *gate, uint row) {
+    ulong pair = ulong(row) * a.top_k;
+    combined r = {out + pair * a.out_stride, weight + pair,
+                  shared + (fc_shared ? ulong(row) * a.shared_stride : 0), a.out_stride, a.top_k,
+                  fc_shared_gate ? sigmoid(gate[row]) : 1.0f};
+    return r;
+}
+
+// What is added is asked for at once, before it is known whether all of it is there.
+inline float combine_at(thread const combined &r, uint c) {
+    float sum = 0.0f;
+    for (uint i = 0; i < r.k; i += RANKS) {
+        float v[RANKS], w[RANKS];
+#pragma unroll
+        for (uint j = 0; j < RANKS; j++) {
+            uint at = min(i + j, r.k - 1);
+            v[j] = r.out[at * r.out_stride + c];
+            w[j] = r.weight[at];
+        }
+#pragma unroll
+        for (uint j = 0; j < RANKS; j++)
+            sum = i + j < r.k ? sum + v[j] * w[j] : sum;
+    }
+    return fc_shared ? sum + r.shared[c] * r.gate : sum;
+}
+
+// Is every pair of the row done? The same in all lanes.
+inline bool is_complete(device const uchar *done, device const int *step, uint row, uint k, uint lane) {
+    bool complete = step_head(step).aborted == 0;
+    for (uint i = lane; i < k; i += SL_SIMD)
+        complete = complete && done[ulong(row) * k + i] != 0;
+    return simd_all(complete);
+}
+
 [[kernel]] void combine(constant sl_combine_args &a [[buffer(0)]], device const float *out [[buffer(1)]],
                         device const float *weight [[buffer(2)]], device const uchar *done [[buffer(3)]],
                         device const float *shared [[buffer(4)]], device const float *gate [[buffer(5)]],
@@ -247,37 +291,50 @@ enum { RANKS = 8 }; // that are loaded together
                         device const int *step [[buffer(8)]], uint3 group [[threadgroup_position_in_grid]],
                         uint3 groups [[threadgroups_per_grid]], uint3 thread_at [[thread_position_in_threadgroup]],
                         uint3 threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-    uint row = group.y, k = a.top_k;
+    uint row = group.y;
     if (row >= uint(step_head(step).rows))
         return;
-    ulong pair = ulong(row) * k;
-    bool complete = step_head(step).aborted == 0;
-    for (uint i = lane; i < k; i += SL_SIMD)
-        complete = complete && done[pair + i] != 0;
-    complete = simd_all(complete);
+    bool complete = is_complete(done, step, row, a.top_k, lane);
     if (group.x == 0 && thread_at.x == 0)
         status[row] = complete ? 0 : 1;
-    float g = fc_shared_gate ? sigmoid(gate[row]) : 1.0f;
-    // what is added is asked for at once, before it is known whether all of it is there
+    combined r = combined_of(a, out, weight, shared, gate, row);
     for (uint c = group.x * threads.x + thread_at.x; c < a.cols; c += groups.x * threads.x) {
-        float sum = 0.0f;
-        for (uint i = 0; i < k; i += RANKS) {
-            float v[RANKS], w[RANKS];
-#pragma unroll
-            for (uint j = 0; j < RANKS; j++) {
-                ulong at = pair + min(i + j, k - 1);
-                v[j] = out[at * a.out_stride + c];
-                w[j] = weight[at];
-            }
-#pragma unroll
-            for (uint j = 0; j < RANKS; j++)
-                sum = i + j < k ? sum + v[j] * w[j] : sum;
-        }
-        if (fc_shared)
-            sum = sum + shared[ulong(row) * a.shared_stride + c] * g;
         device float *to = residual + ulong(row) * a.residual_stride + c;
-        float before = *to;
+        float v = *to + combine_at(r, c);
         if (complete)
-            *to = before + sum;
+            *to = v;
     }
+}
+
+[[kernel]] void combine_norm(constant sl_combine_args &a [[buffer(0)]], device const float *out [[buffer(1)]],
+                             device const float *weight [[buffer(2)]], device const uchar *done [[buffer(3)]],
+                             device const float *shared [[buffer(4)]], device const float *gate [[buffer(5)]],
+                             device float *residual [[buffer(6)]], device int *status [[buffer(7)]],
+                             device const int *step [[buffer(8)]], device const float *norm [[buffer(9)]],
+                             device float *normed [[buffer(10)]], uint row [[threadgroup_position_in_grid]],
+                             uint thread_at [[thread_position_in_threadgroup]],
+                             uint threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+                             uint simd [[simdgroup_index_in_threadgroup]], uint simds [[simdgroups_per_threadgroup]]) {
+    threadgroup float sums[NORM_SUMS][32];
+    place p = {thread_at, threads, lane, simd, simds};
+    if (row >= uint(step_head(step).rows))
+        return;
+    bool complete = is_complete(done, step, row, a.top_k, lane);
+    if (thread_at == 0)
+        status[row] = complete ? 0 : 1;
+    combined r = combined_of(a, out, weight, shared, gate, row);
+    device float *to = residual + ulong(row) * a.residual_stride;
+    float v[ROW_VALUES];
+    load_row(v, to, a.cols, p);
+#pragma unroll
+    for (uint i = 0; i < ROW_VALUES; i++) {
+        uint c = thread_at + i * threads;
+        if (c < a.cols && complete) {
+            v[i] = v[i] + combine_at(r, c);
+            to[c] = v[i];
+        }
+    }
+    for (uint c = beyond(p); c < a.cols && complete; c += threads)
+        to[c] = to[c] + combine_at(r, c);
+    put_norm(normed + ulong(row) * a.normed_stride, v, to, norm, a.cols, a.eps, sums, p);
 }

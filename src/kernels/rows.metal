@@ -17,54 +17,12 @@
 // The last three keep a row in registers, ROW_VALUES columns a thread, so that it is read once; what is wider is read
 // again. A row is a chain of latencies: as many threads as leave few columns each.
 #include "blocks_gguf.h"
+#include "row.h"
 
 SL_SWITCH(fc_clamp, SL_FC_CLAMP)
 SL_SWITCH(fc_half, SL_FC_HALF)
 
-enum { ROW_VALUES = 8 }; // columns of a thread: its own, and every `threads`th on
-
-// ---- sums and maxima over a threadgroup ----------------------------------------------------------------------------
-
-struct place { // of a thread
-    uint at, count, lane, simd, simds;
-};
-
-// All threads call it and get the same; shared[32] of its own for each call.
-inline float group_sum(float v, threadgroup float *shared, thread const place &p) {
-    v = simd_sum(v);
-    if (p.lane == 0)
-        shared[p.simd] = v;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    return simd_sum(p.lane < p.simds ? shared[p.lane] : 0.0f);
-}
-
-// Of values >= 0.
-inline float group_max(float v, threadgroup float *shared, thread const place &p) {
-    v = simd_max(v);
-    if (p.lane == 0)
-        shared[p.simd] = v;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    return simd_max(p.lane < p.simds ? shared[p.lane] : 0.0f);
-}
-
-// ---- a row in registers --------------------------------------------------------------------------------------------
-
-inline void load_row(thread float *v, device const float *from, uint cols, thread const place &p) {
-#pragma unroll
-    for (uint i = 0; i < ROW_VALUES; i++) {
-        uint c = p.at + i * p.count;
-        v[i] = c < cols ? from[c] : 0.0f;
-    }
-}
-
-inline float larger(float m, float v) {
-    return fabs(v) > m ? fabs(v) : m;
-}
-
-// The first column of this thread that is not in registers.
-inline uint beyond(thread const place &p) {
-    return p.at + ROW_VALUES * p.count;
-}
+// ---- half rows in registers -----------------------------------------------------------------------------------------
 
 // Half rows of v and, beyond, of what is in memory.
 inline void put_half(device half *to, device float *unscale, thread const float *v, device const float *rest, uint cols,
@@ -193,50 +151,17 @@ inline float gated(constant sl_rows_args &a, float gate, float up) {
                          uint thread_at [[thread_position_in_threadgroup]], uint threads [[threads_per_threadgroup]],
                          uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]],
                          uint simds [[simdgroups_per_threadgroup]]) {
-    threadgroup float shared[4][32];
+    threadgroup float shared[NORM_SUMS + 1][32];
     place p = {thread_at, threads, lane, simd, simds};
     if (group >= step_rows(step))
         return;
     device const float *from = src + ulong(group) * a.src_stride;
     device float *to = dst + ulong(group) * a.dst_stride;
-    float v[ROW_VALUES], w[ROW_VALUES], sum = 0.0f, largest = 1.0f;
+    float v[ROW_VALUES];
     load_row(v, from, a.cols, p);
-    load_row(w, weight, a.cols, p);
-#pragma unroll
-    for (uint i = 0; i < ROW_VALUES; i++)
-        sum = fma(v[i], v[i], sum);
-    for (uint c = beyond(p); c < a.cols; c += threads)
-        sum = fma(from[c], from[c], sum);
-    sum = group_sum(sum, shared[0], p);
-    // squares that leave float's range (or NaN and infinities): scaled down by the largest first
-    if (!(sum <= FLT_MAX)) {
-        float m = 0.0f;
-        for (uint i = 0; i < ROW_VALUES; i++)
-            m = larger(m, v[i]);
-        for (uint c = beyond(p); c < a.cols; c += threads)
-            m = larger(m, from[c]);
-        largest = group_max(m, shared[1], p);
-        sum = 0.0f;
-        for (uint i = 0; i < ROW_VALUES; i++) {
-            v[i] = v[i] / largest;
-            sum = fma(v[i], v[i], sum);
-        }
-        for (uint c = beyond(p); c < a.cols; c += threads)
-            sum = fma(from[c] / largest, from[c] / largest, sum);
-        sum = group_sum(sum, shared[2], p);
-    }
-    float inv = 1.0f / sqrt(sum / float(a.cols) + a.eps / largest / largest);
-#pragma unroll
-    for (uint i = 0; i < ROW_VALUES; i++) {
-        uint c = p.at + i * p.count;
-        v[i] = v[i] * inv * w[i];
-        if (c < a.cols)
-            to[c] = v[i];
-    }
-    for (uint c = beyond(p); c < a.cols; c += threads)
-        to[c] = from[c] / largest * inv * weight[c];
+    put_norm(to, v, from, weight, a.cols, a.eps, shared, p);
     if (fc_half)
-        put_half(halves + ulong(group) * a.padded, unscale + group, v, to, a.cols, a.padded, shared[3], p);
+        put_half(halves + ulong(group) * a.padded, unscale + group, v, to, a.cols, a.padded, shared[NORM_SUMS], p);
 }
 
 // ---- half rows -----------------------------------------------------------------------------------------------------

@@ -135,7 +135,9 @@ inline void large_product(threadgroup large_memory &memory, thread float4 (&acc)
 #pragma unroll
         for (uint j = 0; j < EIGHTS; j++)
             acc[m][j] = float4(0.0f);
-    typename unpacked<F>::raw raw[2 * M];
+    typedef typename unpacked<F>::raw raw_unit;
+    typedef typename unpacked<F>::unit w_unit;
+    raw_unit raw[2 * M];
     copy_x<F, THREADS>(memory.x[0], x, thread_at);
     copy_commit();
     if (unpacked<F>::ahead)
@@ -148,7 +150,7 @@ inline void large_product(threadgroup large_memory &memory, thread float4 (&acc)
         if (s + 1 < steps)
             copy_x<F, THREADS>(memory.x[(s + 1) & 1], x, thread_at);
         copy_commit();
-        typename unpacked<F>::unit unit[2 * M];
+        w_unit unit[2 * M];
 #pragma unroll
         for (uint i = 0; i < 2 * M; i++)
             unpacked<F>::unpack(unit[i], raw[i], 4 * s + q < units);

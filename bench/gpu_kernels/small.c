@@ -467,25 +467,40 @@ bool bench_small(bench *b) {
         right &= norm(b, 1, wide, threads, false);
     right &= norm(b, 1, few ? 500 : 4096, 1024, false);
     for (uint32_t threads = 256; threads <= 512; threads *= 2) {
-        right &= norm(b, 32, wide, threads, true) & norm(b, many, wide, threads, true);
+        right &= norm(b, 32, wide, threads, true);
+        right &= norm(b, many, wide, threads, true);
         right &= halves(b, many, 1, few ? 256 : 4096, 2 * threads);
     }
-    right &= halves(b, many, 8, few ? 96 : 768, 96) & halves(b, many, 8, few ? 96 : 768, 192);
-    right &= combine(b, 1, wide, 8, 0) & combine(b, 32, wide, 8, 0) & combine(b, many, wide, 8, 0);
-    for (uint32_t threads = 256; threads <= 1024; threads *= 2)
-        right &= combine(b, 1, wide, 8, threads) & combine(b, 8, wide, 8, threads);
-    for (int units = 2; units <= 8; units *= 2)
-        right &= split(b, 128, wide, 32, units) & split(b, 128, wide, many, units);
-    right &= router(b, 1, 128, 8) & router(b, 32, 128, 8) & router(b, many, 128, 8) & router(b, many, 512, 10);
+    right &= halves(b, many, 8, few ? 96 : 768, 96);
+    right &= halves(b, many, 8, few ? 96 : 768, 192);
+    right &= combine(b, 1, wide, 8, 0);
+    right &= combine(b, 32, wide, 8, 0);
+    right &= combine(b, many, wide, 8, 0);
+    for (uint32_t threads = 256; threads <= 1024; threads *= 2) {
+        right &= combine(b, 1, wide, 8, threads);
+        right &= combine(b, 8, wide, 8, threads);
+    }
+    for (int units = 2; units <= 8; units *= 2) {
+        right &= split(b, 128, wide, 32, units);
+        right &= split(b, 128, wide, many, units);
+    }
+    right &= router(b, 1, 128, 8);
+    right &= router(b, 32, 128, 8);
+    right &= router(b, many, 128, 8);
+    right &= router(b, many, 512, 10);
     right &= group(b, 32, 128, 8, 64);
     for (uint32_t threads = 256; threads <= 1024; threads *= 2)
         right &= group(b, many, 128, 8, threads);
     right &= group(b, 4 * many, 512, 10, 512);
     for (int i = 0; i < 2; i++) {
         const char *kernel = i ? "matvec" : "narrow";
-        right &= narrow(b, kernel, 128, wide, 1, false) & narrow(b, kernel, few ? 9 : 512, few ? 96 : 4096, 1, false);
-        right &= narrow(b, kernel, 128, wide, 8, false) & narrow(b, kernel, 1, wide, 1, false);
+        right &= narrow(b, kernel, 128, wide, 1, false);
+        right &= narrow(b, kernel, few ? 9 : 512, few ? 96 : 4096, 1, false);
+        right &= narrow(b, kernel, 128, wide, 8, false);
+        right &= narrow(b, kernel, 1, wide, 1, false);
     }
-    right &= narrow(b, "narrow", 128, wide, 1, true) & narrow(b, "narrow", 128, wide, 8, true);
-    return right & narrow(b, "narrow", 1, wide, many, false);
+    right &= narrow(b, "narrow", 128, wide, 1, true);
+    right &= narrow(b, "narrow", 128, wide, 8, true);
+    right &= narrow(b, "narrow", 1, wide, many, false);
+    return right;
 }

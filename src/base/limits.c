@@ -143,10 +143,12 @@ static void take_room(void *ctx, const char *dir, bool version2) {
     s->stalled = stalled > s->stalled ? stalled : s->stalled;
     if (limit >= s->physical || used == unknown)
         return;
-    char stat[SMALL_FILE];
-    read_small(dir, "memory.stat", stat, sizeof stat);
+    char *stat = malloc(SMALL_FILE);
+    if (stat)
+        read_small(dir, "memory.stat", stat, SMALL_FILE);
     uint64_t file = field_of(stat, version2 ? "inactive_file" : "total_inactive_file", 0) / 8 * 7 +
                     field_of(stat, version2 ? "active_file" : "total_active_file", 0) / 2;
+    free(stat);
     file = file < used ? file : used;
     uint64_t room = used - file < limit ? limit - (used - file) : 0;
     s->room = room < s->room ? room : s->room;

@@ -35,7 +35,8 @@ bool out_fail(out_file *o, sl_code code, const char *fmt, ...) {
 static bool lock(out_file *o) {
     struct stat mine, named;
     if (flock(o->fd, LOCK_EX | LOCK_NB) != 0) {
-        return fail_errno(o, errno, "another process is writing it");
+        return errno == EWOULDBLOCK ? out_fail(o, SL_ERR_IO, "another process is writing it")
+                                    : fail_errno(o, errno, "cannot lock its .part");
     }
     if (fstat(o->fd, &mine) != 0 || stat(o->part, &named) != 0 || mine.st_ino != named.st_ino ||
         mine.st_dev != named.st_dev) {

@@ -42,6 +42,11 @@ static bool below_cliff(const sl_engine_info *i) {
     return i->slots < (uint64_t)i->experts_per_token * (uint64_t)i->moe_layers;
 }
 
+/* Below the cliff what is hit does not depend on the routing. */
+static int forecasts(const sl_engine_info *i) {
+    return i->experts == 0 || below_cliff(i) ? 1 : FORECASTS;
+}
+
 static double share_of_experts(const sl_engine_info *i) {
     double all = (double)i->experts * i->moe_layers;
     return all > 0 && (double)i->slots < all ? (double)i->slots / all : 1;
@@ -141,8 +146,10 @@ static bool predict(sl_engine *e, plan *p, int which, const reading *how, sl_err
     double share = share_of_experts(i), layers = i->moe_layers;
     forecast *f = &p->forecast[which];
     timed_reads t;
-    *f = (forecast){.name = which == UNIFORM ? "all experts alike" : "skewed as trained models are"};
-    f->hit_rate = which == UNIFORM || below_cliff(i) ? share : sqrt(share);
+    *f = (forecast){.name = below_cliff(i)     ? "of any kind: a fixed subset stays in memory"
+                            : which == UNIFORM ? "all experts alike"
+                                               : "skewed as trained models are"};
+    f->hit_rate = which == UNIFORM ? share : sqrt(share);
     f->disk_bytes = (double)i->bytes_per_token * (1 - f->hit_rate);
     f->seconds = p->cost.dense_seconds;
     if (i->experts == 0)
@@ -186,7 +193,7 @@ static json_t *machine_json(const plan *p) {
 
 static int print_plan_json(const plan *p) {
     json_t *list = json_array();
-    for (int k = 0; k < (p->info.experts > 0 ? FORECASTS : 1); k++)
+    for (int k = 0; k < forecasts(&p->info); k++)
         json_array_append_new(list, forecast_json(&p->forecast[k]));
     return cli_print_json(json_pack("{s:o, s:o, s:b, s:o}", "model", cli_info_json(&p->info), "machine",
                                     machine_json(p), "below_one_token", below_cliff(&p->info), "forecasts", list));
@@ -219,7 +226,7 @@ static void print_forecast(const plan *p, const forecast *f) {
 
 static void print_machine(const plan *p) {
     const cli_machine_rates *m = &p->rates;
-    char kept[64] = "";
+    char kept[64] = "", rate[16];
     time_t when = (time_t)p->kept;
     struct tm day;
     if (p->kept && gmtime_r(&when, &day))
@@ -227,7 +234,7 @@ static void print_machine(const plan *p) {
     printf("machine   memory reads %.1f GB/s on %d threads%s%s\n", m->memory_read / 1e9, p->info.threads, kept,
            m->beyond_caches ? "" : " (measured within the caches, for want of memory: too good)");
     if (p->info.experts > 0)
-        printf("          disk reads %.2f GB/s (%s, as layers ask for experts)\n", m->disk_read / 1e9,
+        printf("          disk reads %s (%s, as layers ask for experts)\n", cli_rate(m->disk_read, rate),
                m->disk_direct ? "past the page cache" : "through the page cache: may be too good");
     if (p->measured)
         printf("          computes a token in %.2f ms, its experts in %.2f ms of them\n",
@@ -249,7 +256,7 @@ static void print_plan(const plan *p) {
     const sl_engine_info *i = &p->info;
     print_fit(i);
     print_machine(p);
-    for (int k = 0; k < (i->experts > 0 ? FORECASTS : 1); k++)
+    for (int k = 0; k < forecasts(i); k++)
         print_forecast(p, &p->forecast[k]);
     if (i->experts > 0 && below_cliff(i))
         printf("warning   the slots hold less than the %d experts one token asks for: a fixed subset stays in memory\n",
@@ -272,7 +279,7 @@ static bool measure(sl_engine *e, plan *p, sl_error *err) {
     how.room = spare > 2 * HUGE_PAGES ? spare - HUGE_PAGES : spare / 2;
     p->measured = ok && cost_of_token(e, i, &p->rates, how.room, &p->cost);
     cli_status("measuring the disk");
-    for (int k = 0; ok && k < FORECASTS; k++)
+    for (int k = 0; ok && k < forecasts(&p->info); k++)
         ok = predict(e, p, k, &how, err);
     cli_status_clear();
     p->rates.disk_read = p->forecast[UNIFORM].read_rate;

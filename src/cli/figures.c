@@ -82,13 +82,13 @@ static void print_phases(FILE *f, const sl_stats *s) {
 
 void cli_print_disks(FILE *f, const sl_disk_stats disk[2], const sl_engine_info *info) {
     const char *const name[2] = {"the model's disk", info->mirror};
-    char bytes[16];
+    char bytes[16], rate[16];
     if (!info->mirror[0])
         return;
     fprintf(f, "disks     ");
     for (int i = 0; i < 2; i++)
-        fprintf(f, "%s%s from %s at %.2f GB/s%s", i ? ", " : "", cli_size(disk[i].bytes, bytes), name[i],
-                disk[i].rate / 1e9, disk[i].dropped ? " (failed: no longer read)" : "");
+        fprintf(f, "%s%s from %s at %s%s", i ? ", " : "", cli_size(disk[i].bytes, bytes), name[i],
+                cli_rate(disk[i].rate, rate), disk[i].dropped ? " (failed: no longer read)" : "");
     fprintf(f, "\n");
 }
 

@@ -12,7 +12,7 @@ enum { INPUT_LIMIT = 256 << 20 };
 
 static char *read_stdin(uint64_t limit, size_t *size, sl_error *err) {
     sl_buf text = {0};
-    char block[65536];
+    char block[8192];
     for (;;) {
         ssize_t n = read(STDIN_FILENO, block, sizeof block);
         if (n < 0 && errno == EINTR)

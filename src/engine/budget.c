@@ -146,7 +146,9 @@ static bool make_plan(sl_engine *e, const engine_plan_input *in, sl_error *err) 
     char asked[32], may[32];
     if (e->options.memory) {
         if (e->options.memory > limit)
-            sl_logf(&e->log, SL_LOG_WARN, "memory: a budget of %s is more than the %s this process may use",
+            sl_logf(&e->log, SL_LOG_WARN,
+                    "memory: a budget of %s is more than the %s this process may use: as much as asked for will be "
+                    "used, and the system may end it",
                     engine_size_text(asked, sizeof asked, e->options.memory), engine_size_text(may, sizeof may, limit));
         return engine_plan_make(in, e->options.memory, &e->plan, err);
     }

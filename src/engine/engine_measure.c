@@ -9,7 +9,7 @@
 
 /* ---- reads ------------------------------------------------------------------------------------------------------ */
 
-enum { BLOCK = 4096, HUGE_PAGE = 2 << 20, RESULTS = 64 };
+enum { BLOCK = 4096, HUGE_PAGE = 2 << 20, RESULTS = 8 };
 
 /* Experts chosen at random are read as the store would, to places that nobody looks at. */
 typedef struct reads {

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { BLOCK = 4096, HUGE_PAGE = 2 << 20, RESULTS = 64, AREA = 16 << 20, STOP_NS = 50000000 };
+enum { BLOCK = 4096, HUGE_PAGE = 2 << 20, RESULTS = 8, AREA = 16 << 20, STOP_NS = 50000000 };
 
 typedef struct replay {
     const sl_engine *e;

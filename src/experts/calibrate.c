@@ -235,8 +235,9 @@ void sl_reading_choose(const sl_reading_wish *w, const sl_calibration *stored, s
     if (!open)
         snprintf(why, size, "as asked for");
     else if (r)
-        snprintf(why, size, "as calibrated for this disk: %.2f GB/s in reads of %llu KiB", stored->chosen.rate / 1e9,
-                 (unsigned long long)(stored->read_bytes + 1023) / 1024);
+        snprintf(why, size, "as calibrated for this disk: %.*f %cB/s in reads of %llu KiB",
+                 stored->chosen.rate < 1e8 ? 1 : 2, stored->chosen.rate / (stored->chosen.rate < 1e8 ? 1e6 : 1e9),
+                 stored->chosen.rate < 1e8 ? 'M' : 'G', (unsigned long long)(stored->read_bytes + 1023) / 1024);
     else if (stored)
         snprintf(why, size, "defaults: this disk was calibrated for %s with%s O_DIRECT",
                  sl_reader_kind_name(stored->chosen.how.kind), stored->chosen.how.direct ? "" : "out");

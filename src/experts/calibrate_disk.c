@@ -11,7 +11,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-enum { BLOCK = 4096, HUGE_PAGE = 2 << 20, WRITE_STEP = 4 << 20, FLUSH_STEPS = 8, LEAST_FILE = 16 << 20 };
+enum { BLOCK = 4096, HUGE_PAGE = 2 << 20, WRITE_STEP = 4 << 20, FLUSH_STEPS = 8, LEAST_FILE = 16 << 20, RESULTS = 8 };
 #define ROUND_NS     80000000u
 #define DISK_LEFT    (UINT64_C(64) << 20) /* stays free on the disk */
 #define BURST_ROUNDS 0.9
@@ -79,7 +79,7 @@ static int place_reads(const sl_disk_meter *m, sl_read *reads, int n) {
 /* Bytes of the burst, 0 on failure. */
 static uint64_t run_burst(sl_disk_meter *m, sl_reader *r, sl_error *err) {
     sl_read reads[CALIBRATE_BURST];
-    sl_read_result got[CALIBRATE_BURST];
+    sl_read_result got[RESULTS];
     uint64_t bytes = 0;
     int n = place_reads(m, reads, m->burst(m->user, r->direct, reads, m->most));
     if (n <= 0)
@@ -90,7 +90,7 @@ static uint64_t run_burst(sl_disk_meter *m, sl_reader *r, sl_error *err) {
     if (!r->submit(r, reads, n, err))
         return 0;
     for (int left = n; left > 0;) {
-        int k = r->collect(r, got, CALIBRATE_BURST, UINT64_MAX);
+        int k = r->collect(r, got, RESULTS, UINT64_MAX);
         if (k <= 0)
             return sl_fail(err, SL_ERR_IO, "calibration: %d reads never came back", left), 0;
         for (int i = 0; i < k; i++) {

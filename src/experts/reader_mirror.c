@@ -64,6 +64,7 @@ typedef struct mirror_reader {
     void *now_user;
     disk disk[DISKS];
     experts_list busy, failed, spare; /* failed: wholes whose result is still to be given */
+    sl_read_result got[RESULTS];      /* of one collect */
 } mirror_reader;
 
 static void free_list(experts_list *l) {
@@ -371,15 +372,14 @@ static int give_failed(mirror_reader *m, sl_read_result *out, int max) {
 
 static int mirror_collect(sl_reader *reader, sl_read_result *out, int max, uint64_t timeout_ns) {
     mirror_reader *m = self_of(reader);
-    sl_read_result got[RESULTS];
     uint64_t end = experts_end_of_wait(timeout_ns);
     int n = give_failed(m, out, max), came = 1;
     while (n == 0 && came > 0) {
         uint64_t began = now_of(m), real = sl_now_ns();
-        came = m->inner->collect(m->inner, got, max < RESULTS ? max : RESULTS, experts_time_left(end, real));
+        came = m->inner->collect(m->inner, m->got, max < RESULTS ? max : RESULTS, experts_time_left(end, real));
         bool exact = now_of(m) - began > WAITED;
         for (int i = 0; i < came; i++)
-            n += take_result(m, &got[i], exact, &out[n]);
+            n += take_result(m, &m->got[i], exact, &out[n]);
     }
     return n;
 }

@@ -223,6 +223,7 @@ static void cpu_free(sl_ops *ops) {
     sl_ops_cpu *o = (sl_ops_cpu *)ops;
     cpu_scratch_drop(o);
     ops_memory_clear(&o->known);
+    free(o->moe_products);
     free(o);
 }
 
@@ -258,14 +259,16 @@ sl_ops *sl_ops_cpu_new(const sl_ops_cpu_options *options, sl_error *err) {
     if (!o)
         return sl_fail_null(err, SL_ERR_MEMORY, "out of memory");
     *o = (sl_ops_cpu){.base = {&table},
+                      .moe_products = calloc(2 * MOE_READY, sizeof(product)),
                       .pool = options->pool,
                       .kernels = kernels,
                       .ops = ops,
                       .numeric = options->numeric,
                       .rank_bytes = RANK_SCRATCH_BYTES};
-    if (!ops_memory_init(&o->known, options->mem, err)) {
+    if (!o->moe_products || !ops_memory_init(&o->known, options->mem, err)) {
+        free(o->moe_products);
         free(o);
-        return NULL;
+        return sl_fail_null(err, SL_ERR_MEMORY, "out of memory");
     }
     o->known.keeps = sl_state_keeps(false, exact);
     return &o->base;

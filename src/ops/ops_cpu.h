@@ -12,7 +12,7 @@
 enum { RANK_SCRATCH_BYTES = 8 << 20, ATTENTION_ROWS = 16, ATTENTION_QUERIES = 256 };
 
 /* The next layer's experts are guessed from so many rows at most. */
-enum { GUESS_ROWS = 32 };
+enum { GUESS_ROWS = 32, MOE_READY = 64 /* experts computed at once */ };
 
 /* Rows that attend together, so that a page is unpacked once for them: fewer where a KV head has many queries. */
 static inline int32_t cpu_attention_rows(int32_t group) {
@@ -78,7 +78,8 @@ typedef struct sl_ops_cpu {
     sl_numeric numeric;
     int64_t rank_bytes; /* RANK_SCRATCH_BYTES; tests set others before a program is ended */
     cpu_scratch scratch;
-    int32_t programs; /* that scratch was fitted for */
+    struct product *moe_products; /* [2 * MOE_READY] */
+    int32_t programs;             /* that scratch was fitted for */
     sl_moe_watch watch;
     const sl_rope *rope_of; /* cos_sin is this rotation's for the running step; NULL: not yet made */
     sl_ops_times times;

@@ -10,8 +10,6 @@
 
 #include <string.h>
 
-enum { READY_MAX = 64 };
-
 typedef struct moe_run {
     cpu_run *r;
     const sl_moe *m;
@@ -100,7 +98,7 @@ static void activate_rows(void *ctx, int64_t begin, int64_t end, int worker) {
 /* The inner rows of n ready experts, their pairs one after the other. */
 static void compute_inner(moe_run *x, const sl_expert_view *views, int n) {
     sl_ops_cpu *o = x->r->o;
-    product list[2 * READY_MAX] = {0};
+    product *list = o->moe_products;
     bool apart = cpu_moe_apart(x->m);
     int32_t at = 0, count = 0;
     for (int i = 0; i < n; at += pair_count(x, views[i].id), i++) {
@@ -120,7 +118,7 @@ static void compute_inner(moe_run *x, const sl_expert_view *views, int n) {
 
 /* Computes n ready experts into dst, their pairs one after the other: two parallel loops whatever n is. */
 static void compute_experts(moe_run *x, const sl_expert_view *views, int n, float *dst) {
-    product list[READY_MAX] = {0};
+    product *list = x->r->o->moe_products;
     int32_t at = 0;
     compute_inner(x, views, n);
     for (int i = 0; i < n; at += pair_count(x, views[i].id), i++)
@@ -270,9 +268,9 @@ static int32_t consume(moe_run *x, const sl_expert_view *views, int n, int32_t p
 static bool run_experts(moe_run *x) {
     sl_ops_cpu *o = x->r->o;
     const sl_expert_source *src = &o->known.experts;
-    sl_expert_view views[READY_MAX];
+    sl_expert_view views[MOE_READY];
     int32_t place = 0;
-    int max = x->kept ? READY_MAX : 1;
+    int max = x->kept ? MOE_READY : 1;
     for (;;) {
         sl_error why = {0};
         uint64_t t0 = sl_now_ns();

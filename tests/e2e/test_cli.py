@@ -3,12 +3,15 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+
+from conftest import skip_loudly
 
 PROMPT = "Once upon a time"
 
@@ -371,6 +374,39 @@ def test_synth_replaces_only_regular_files(run, tmp_path):
     assert done.returncode == 1 and "config.json is a device or pipe" in done.stderr
 
 
+def test_a_second_synth_of_the_same_file_says_that_another_writes_it(sluice, run, tmp_path):
+    args = [str(sluice), "synth", "qwen3-30b-a3b", str(tmp_path / "m.gguf"), "--layers", "4"]
+    first = subprocess.Popen(args, stderr=subprocess.DEVNULL)
+    part = tmp_path / "m.gguf.part"
+    end = time.monotonic() + 30
+    while not (part.exists() and part.stat().st_size > 1 << 20):
+        assert first.poll() is None and time.monotonic() < end
+        time.sleep(0.01)
+    second = run(*args[1:], check=False)
+    assert first.poll() is None
+    first.send_signal(signal.SIGINT)
+    assert first.wait(30) == 130
+    assert second.returncode == 1 and second.stderr.endswith("another process is writing it\n") and "unavailable" not in second.stderr, second.stderr
+
+
+def test_a_budget_above_what_there_is_is_said_with_both_numbers(run, small):
+    said = run("info", small, "--memory", "900000G").stderr
+    assert re.search(r"a budget of 878\.\d+ TiB is more than the [\d.]+ .iB this process may use: ", said), said
+
+
+@pytest.mark.parametrize("command", ["info", "plan", "run", "eval", "bench"])
+def test_everything_runs_on_a_small_stack(sluice, small, tmp_path, command):
+    if re.search(rb"__asan_init|__tsan_read16_pc", sluice.read_bytes()):
+        skip_loudly("sanitizers make frames larger")
+    text = tmp_path / "text"
+    text.write_text("Once upon a time there was a model. " * 8)
+    more = {"run": ["hello", "--raw", "-n", "3"], "eval": [text], "bench": ["--ctx", "64", "--prefill", "16", "--warmup", "8", "--tokens", "8"]}.get(command, [])
+    args = [str(a) for a in (sluice, command, small, *more, *([] if command in ("info", "plan") else ["--max-slots", "8"]))]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_STACK, (64 << 10, resource.RLIM_INFINITY))  # noqa: E731
+    done = subprocess.run(args, capture_output=True, stdin=subprocess.DEVNULL, preexec_fn=limit, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_interrupted_synth_leaves_nothing(sluice, tmp_path):
     p = subprocess.Popen([str(sluice), "synth", "qwen3-30b-a3b", str(tmp_path / "m.gguf"), "--layers", "4"], stderr=subprocess.DEVNULL)
     part = tmp_path / "m.gguf.part"
@@ -387,7 +423,11 @@ def test_plan_predicts_more_speed_from_more_memory(run, small):
     i = info(run, small, "--ctx", 256)
     plans = [json.loads(run("plan", small, "--ctx", 256, "--memory", m, "--json").stdout) for m in (i["least_memory"], i["full_memory"])]
     for p in plans:
-        assert p["machine"]["disk_read_bytes_per_second"] > 0 and len(p["forecasts"]) == 2
+        assert p["machine"]["disk_read_bytes_per_second"] > 0
+        assert not p["below_one_token"] and len(p["forecasts"]) == 2
+    # Below one token's demand a fixed subset serves, whatever the routing.
+    few = json.loads(run("plan", small, "--ctx", 256, "--max-slots", 10, "--json").stdout)
+    assert few["below_one_token"] and len(few["forecasts"]) == 1 and few["forecasts"][0]["hit_rate"] == pytest.approx(10 / (6 * 32))
     assert plans[0]["forecasts"][0]["disk_bytes_per_token"] > plans[1]["forecasts"][0]["disk_bytes_per_token"] == 0
     assert plans[1]["forecasts"][0]["hit_rate"] == 1
     assert "assumes" in run("plan", small, "--ctx", 256).stdout

@@ -3,6 +3,7 @@
  * from its beginning on, attention_prefill.metal beside attention_large.metal. The last layer's heads are compared with
  * float64. */
 #include "operand.h"
+#include "ops/kernels.h"
 #include "ops/ops.h"
 
 #include <math.h>
@@ -10,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LAYERS_MOST = 1024 };
+enum { LAYERS_MOST = 1024, COUNTERS = 16384, SPLITS_MOST = 240 /* of a row */ };
 enum { FILL = (16 << 20) + 4096 - 64 }; /* bytes that all memory is a repetition of: other tokens in every page */
 
 typedef struct heads {
@@ -28,7 +29,7 @@ typedef struct memory {
     int32_t rows; /* the last ones */
     uint8_t *fill;
     float *q;
-    sl_gpu_buffer *kv_at, *q_at, *partial_at, *dst_at, *step_at;
+    sl_gpu_buffer *kv_at, *q_at, *partial_at, *dst_at, *step_at, *counters_at;
     sl_attention_args args;
 } memory;
 
@@ -91,7 +92,7 @@ static memory make_memory(bench *b, heads h, int32_t tokens, int32_t rows) {
     if (!sl_kv_layout_init(&m.kv, UINT64_MAX / 2, &b->err))
         bench_fail(b, "attention");
     uint64_t all = (uint64_t)m.pages * m.kv.block_bytes, q = (uint64_t)(rows * h.heads * h.dim) * 4;
-    uint32_t splits = (uint32_t)((m.tokens - 1) / SL_ATTENTION_SPLIT + 1);
+    uint32_t splits = SPLITS_MOST + (uint32_t)((m.tokens - 1) / SL_ATTENTION_SPLIT);
     m.fill = filled(FILL);
     m.kv_at = alloc(b, all);
     for (uint64_t at = 0; at < all; at += FILL)
@@ -102,7 +103,9 @@ static memory make_memory(bench *b, heads h, int32_t tokens, int32_t rows) {
         m.q[i] = 4 * ((float)step_random(&s) / (float)(1u << 30) - 1.0f);
     m.q_at = alloc(b, q);
     put(b, m.q_at, 0, m.q, q);
-    m.partial_at = alloc(b, (uint64_t)(rows * h.heads) * splits * (uint64_t)(h.dim + 2) * 4);
+    m.partial_at = alloc(b, (uint64_t)(rows * h.heads) * splits * (uint64_t)(h.dim + 4) * 4);
+    m.counters_at = alloc(b, COUNTERS);
+    put(b, m.counters_at, 0, (const uint8_t[COUNTERS]){0}, COUNTERS);
     m.dst_at = alloc(b, (uint64_t)m.layers * q);
     put_step(b, &m);
     m.args = (sl_attention_args){.q_stride = (uint64_t)(h.heads * h.dim),
@@ -115,7 +118,6 @@ static memory make_memory(bench *b, heads h, int32_t tokens, int32_t rows) {
                                  .head_stride = (uint32_t)h.dim,
                                  .value_dim = (uint32_t)h.dim,
                                  .planes = 2,
-                                 .splits = splits,
                                  .scale = 1 / sqrtf((float)h.dim)};
     return m;
 }
@@ -126,6 +128,7 @@ static void free_memory(memory *m) {
     sl_gpu_buffer_free(m->partial_at);
     sl_gpu_buffer_free(m->dst_at);
     sl_gpu_buffer_free(m->step_at);
+    sl_gpu_buffer_free(m->counters_at);
     free(m->fill);
     free(m->q);
 }
@@ -185,19 +188,23 @@ static double check(bench *b, const memory *m) {
 
 /* ---- time -------------------------------------------------------------------------------------------------------- */
 
-static sl_gpu_pipeline *pipeline_of(bench *b, const heads *h, const char *file, const char *entry) {
+static sl_gpu_pipeline *pipeline_of(bench *b, const heads *h, const char *file, const char *entry,
+                                    const sl_gpu_constant *constants, size_t count) {
     size_t size;
-    char *text = bench_need(kernel_source(file, NULL, 0, &size, &b->err), b, file), dim[16], room[16];
+    char *text = bench_need(kernel_source(file, NULL, 0, &size, &b->err), b, file), dim[16], room[16], simds[16];
     uint32_t most = b->info.max_threadgroup_memory;
     snprintf(dim, sizeof dim, "%d", h->dim);
     snprintf(room, sizeof room, "%u", most < 48 << 10 ? most : 48 << 10);
-    sl_gpu_define defines[] = {{"SL_ATTENTION_KV", "f16"}, {"SL_ATTENTION_DIM", dim}, {"SL_ATTENTION_ROOM", room}};
+    kernel_few_attention f = kernel_few_attention_of(h->dim, most);
+    snprintf(simds, sizeof simds, "%u", f.simds);
+    sl_gpu_define defines[] = {
+        {"SL_ATTENTION_KV", "f16"}, {"SL_ATTENTION_DIM", dim}, {"SL_ATTENTION_ROOM", room}, {"SL_FEW_SIMDS", simds}};
     sl_gpu_compile_options c = SL_GPU_COMPILE_OPTIONS_INIT;
     c.name = file;
     c.defines = defines;
-    c.define_count = 3;
+    c.define_count = SL_COUNT(defines);
     sl_gpu_library *l = bench_need(sl_gpu_library_new(b->gpu, text, size, &c, &b->err), b, file);
-    sl_gpu_pipeline *p = bench_need(sl_gpu_pipeline_new(l, entry, NULL, 0, &b->err), b, entry);
+    sl_gpu_pipeline *p = bench_need(sl_gpu_pipeline_new(l, entry, constants, count, &b->err), b, entry);
     sl_gpu_library_free(l);
     free(text);
     return p;
@@ -208,23 +215,34 @@ static void encode(bench *b, sl_gpu_list *l, const sl_gpu_dispatch *d) {
         bench_fail(b, "attention");
 }
 
-static void add_layer(bench *b, sl_gpu_list *l, memory *m, sl_gpu_pipeline *splits, sl_gpu_pipeline *combine,
-                      int32_t layer, int32_t at_once) {
-    uint32_t tiles = (uint32_t)((m->h.heads / m->h.kv_heads + at_once - 1) / at_once);
-    uint64_t dst = (uint64_t)(m->h.heads * m->h.dim) * 4;
-    m->args.layer = (uint32_t)layer;
-    sl_gpu_binding bind[4 + SL_SLAB_COUNT] = {{.slot = 0, .bytes = &m->args, .length = sizeof m->args},
-                                              {.slot = 1, .buffer = m->q_at},
-                                              {.slot = 2, .buffer = m->partial_at},
-                                              {.slot = 3, .buffer = m->step_at}};
+/* Threadgroups that share a kv head's queries. */
+static uint32_t tiles_of(const heads *h, int32_t at_once) {
+    return (uint32_t)((h->heads / h->kv_heads + at_once - 1) / at_once);
+}
+
+enum { BINDINGS = 13 + SL_SLAB_COUNT };
+
+/* Slots that all kernels share; n of them so far. */
+static size_t bind_slabs(const memory *m, sl_gpu_binding *bind, size_t n) {
     for (int i = 0; i < SL_SLAB_COUNT; i++)
-        bind[4 + i] = (sl_gpu_binding){.slot = SL_SLAB_FIRST + i, .buffer = m->kv_at};
+        bind[n++] = (sl_gpu_binding){.slot = SL_SLAB_FIRST + i, .buffer = m->kv_at};
+    return n;
+}
+
+static void add_decode(bench *b, sl_gpu_list *l, memory *m, sl_gpu_pipeline *splits, sl_gpu_pipeline *combine,
+                       int32_t layer) {
+    uint32_t tiles = tiles_of(&m->h, SL_DECODE_HEADS(m->h.dim));
+    uint64_t dst = (uint64_t)(m->h.heads * m->h.dim) * 4;
+    sl_gpu_binding bind[BINDINGS] = {{.slot = 0, .bytes = &m->args, .length = sizeof m->args},
+                                     {.slot = 1, .buffer = m->q_at},
+                                     {.slot = 2, .buffer = m->partial_at},
+                                     {.slot = 3, .buffer = m->step_at}};
     encode(b, l,
            &(sl_gpu_dispatch){.pipeline = splits,
                               .groups = {m->args.splits, (uint32_t)m->h.kv_heads * tiles, 1},
                               .threads = {SL_ATTENTION_THREADS, 1, 1},
                               .bindings = bind,
-                              .binding_count = 4 + SL_SLAB_COUNT});
+                              .binding_count = bind_slabs(m, bind, 4)});
     sl_gpu_binding results[] = {{.slot = 0, .bytes = &m->args, .length = sizeof m->args},
                                 {.slot = 1, .buffer = m->partial_at},
                                 {.slot = 2, .buffer = m->dst_at, .offset = (uint64_t)layer * dst, .length = dst},
@@ -239,55 +257,103 @@ static void add_layer(bench *b, sl_gpu_list *l, memory *m, sl_gpu_pipeline *spli
                               .binding_count = 6});
 }
 
+/* What the kernel does not change is q's memory, whatever it is called. */
+static void add_few(bench *b, sl_gpu_list *l, memory *m, sl_gpu_pipeline *p, int32_t layer) {
+    uint32_t groups = (uint32_t)m->h.kv_heads * tiles_of(&m->h, SL_FEW_HEADS);
+    uint64_t dst = (uint64_t)(m->rows * m->h.heads * m->h.dim) * 4;
+    kernel_few_attention f = kernel_few_attention_of(m->h.dim, b->info.max_threadgroup_memory);
+    sl_gpu_binding bind[BINDINGS] = {{.slot = 0, .bytes = &m->args, .length = sizeof m->args},
+                                     {.slot = 2, .buffer = m->partial_at},
+                                     {.slot = 3, .buffer = m->step_at},
+                                     {.slot = 11, .buffer = m->dst_at, .offset = (uint64_t)layer * dst, .length = dst},
+                                     {.slot = 12, .buffer = m->counters_at}};
+    size_t n = 5;
+    for (int slot = 1; slot <= 10; slot++)
+        if (slot != 2 && slot != 3)
+            bind[n++] = (sl_gpu_binding){.slot = slot, .buffer = m->q_at};
+    encode(b, l,
+           &(sl_gpu_dispatch){.pipeline = p,
+                              .groups = {m->args.splits, groups, (uint32_t)m->rows},
+                              .threads = {f.simds * SL_SIMD, 1, 1},
+                              .bindings = bind,
+                              .binding_count = bind_slabs(m, bind, n),
+                              .lengths = (sl_gpu_threadgroup_length[]){{0, f.bytes}},
+                              .length_count = 1});
+}
+
 static void poison(bench *b, sl_gpu_list *l, const memory *m) {
     uint64_t bytes = (uint64_t)m->layers * (uint64_t)(m->rows * m->h.heads * m->h.dim) * 4;
     if (!sl_gpu_encode_fill(l, m->dst_at, 0, bytes, 0xff, &b->err))
         bench_fail(b, "attention");
 }
 
-static bool run_decode(bench *b, memory *m, double reads, bool few) {
+static double time_few(bench *b, memory *m, bool alone) {
     char entry[64];
-    snprintf(entry, sizeof entry, few ? "attention_few_%d" : "attention_decode_f16_%d", m->h.dim);
-    sl_gpu_pipeline *splits = pipeline_of(b, &m->h, few ? "attention_few.metal" : "attention_decode.metal", entry);
-    sl_gpu_pipeline *combine = pipeline_of(b, &m->h, "attention_decode.metal", "attention_combine");
+    snprintf(entry, sizeof entry, "attention_few_%d", m->h.dim);
+    static const int ids[] = {SL_FC_PREPARE, SL_FC_NORM_Q, SL_FC_NORM_K};
+    sl_gpu_constant c[SL_COUNT(ids)];
+    for (size_t i = 0; i < SL_COUNT(ids); i++)
+        c[i] = (sl_gpu_constant){.id = ids[i], .type = SL_GPU_BOOL, .value.b = alone};
+    sl_gpu_pipeline *p = pipeline_of(b, &m->h, "attention_few.metal", entry, c, SL_COUNT(ids));
     sl_gpu_list *l = bench_need(sl_gpu_begin(b->stream, entry, &b->err), b, entry);
     poison(b, l, m);
-    for (int32_t i = 0; i < m->layers; i++)
-        add_layer(b, l, m, splits, combine, i, few ? SL_FEW_HEADS : SL_DECODE_HEADS(m->h.dim));
+    m->args.splits = kernel_few_plan_of(m->rows, m->h.heads, m->h.kv_heads).splits;
+    for (int32_t i = 0; i < m->layers; i++) {
+        m->args.layer = (uint32_t)i;
+        add_few(b, l, m, p, i);
+    }
     double seconds = bench_time(b, l) / m->layers;
-    double bytes = 2.0 * m->tokens * m->h.kv_heads * (double)m->kv.head_bytes, e = check(b, m);
-    printf("%-20s %-7s %6d tokens    x%-4d %9.2f us %9.1f GB/s %6.1f %% of %.0f  error %.1e%s\n", m->h.name,
-           few ? "few" : "decode", m->tokens, m->layers, seconds * 1e6, bytes / seconds * 1e-9,
-           100 * bytes / seconds / reads, reads * 1e-9, e, e <= 1e-4 ? "" : "  WRONG");
-    fflush(stdout);
-    sl_gpu_pipeline_free(splits);
-    sl_gpu_pipeline_free(combine);
-    return e <= 1e-4;
+    sl_gpu_pipeline_free(p);
+    return seconds;
 }
 
-static bool decode(bench *b, heads h, int32_t tokens) {
-    memory m = make_memory(b, h, tokens, 1);
-    uint64_t layer = (uint64_t)m.pages * 2 * m.kv.plane_bytes;
-    double reads = bench_reads(b, m.kv_at, layer, m.layers, m.dst_at);
-    bool right = run_decode(b, &m, reads, false);
-    if (strcmp(b->info.device, "metal") != 0)
-        right &= run_decode(b, &m, reads, true);
-    free_memory(&m);
+static double time_decode(bench *b, memory *m) {
+    char entry[64];
+    snprintf(entry, sizeof entry, "attention_decode_f16_%d", m->h.dim);
+    sl_gpu_pipeline *splits = pipeline_of(b, &m->h, "attention_decode.metal", entry, NULL, 0);
+    sl_gpu_pipeline *combine = pipeline_of(b, &m->h, "attention_decode.metal", "attention_combine", NULL, 0);
+    sl_gpu_list *l = bench_need(sl_gpu_begin(b->stream, entry, &b->err), b, entry);
+    poison(b, l, m);
+    m->args.splits = (uint32_t)((m->tokens - 1) / SL_ATTENTION_SPLIT + 1);
+    for (int32_t i = 0; i < m->layers; i++) {
+        m->args.layer = (uint32_t)i;
+        add_decode(b, l, m, splits, combine, i);
+    }
+    double seconds = bench_time(b, l) / m->layers;
+    sl_gpu_pipeline_free(splits);
+    sl_gpu_pipeline_free(combine);
+    return seconds;
+}
+
+static bool put_decode(const memory *m, const char *kernel, double seconds, double reads, double error) {
+    double bytes = 2.0 * m->tokens * m->rows * m->h.kv_heads * (double)m->kv.head_bytes;
+    bool right = error <= 1e-4;
+    printf("%-20s %-7s %6d tokens x%-2d x%-4d %9.2f us %9.1f GB/s %6.1f %% of %.0f  error %.1e%s\n", m->h.name, kernel,
+           m->tokens, m->rows, m->layers, seconds * 1e6, bytes / seconds * 1e-9, 100 * bytes / seconds / reads,
+           reads * 1e-9, error, right ? "" : "  WRONG");
+    fflush(stdout);
     return right;
 }
 
-/* ---- blocks of rows ---------------------------------------------------------------------------------------------- */
-
-static uint32_t large_heads(const heads *h) {
-    uint32_t n = SL_ATTENTION_LARGE_THREADS / SL_SIMD;
-    while ((uint32_t)(h->heads / h->kv_heads) % n)
-        n--;
-    return n;
+/* The kernel that prepares, too, is only timed: it changes what is in the pages. */
+static bool decode(bench *b, heads h, int32_t tokens) {
+    memory m = make_memory(b, h, tokens, 1);
+    uint64_t layer = (uint64_t)m.pages * 2 * m.kv.plane_bytes;
+    double reads = bench_reads(b, m.kv_at, layer, m.layers, m.dst_at), seconds = time_decode(b, &m);
+    bool right = put_decode(&m, "decode", seconds, reads, check(b, &m));
+    if (strcmp(b->info.device, "metal") != 0) {
+        seconds = time_few(b, &m, false);
+        right &= put_decode(&m, "few", seconds, reads, check(b, &m));
+        put_decode(&m, "alone", time_few(b, &m, true), reads, 0);
+    }
+    free_memory(&m);
+    return right;
 }
+/* ---- blocks of rows ---------------------------------------------------------------------------------------------- */
 
 static bool run_prefill(bench *b, memory *m, bool large) {
     char entry[64];
-    uint32_t at_once = large ? large_heads(&m->h) : m->h.dim <= 128 ? 2 : 1;
+    uint32_t at_once = large ? kernel_large_attention_of(m->h.heads, m->h.kv_heads).heads : m->h.dim <= 128 ? 2 : 1;
     uint32_t threads = large ? SL_ATTENTION_LARGE_THREADS : SL_ATTENTION_THREADS;
     uint32_t blocks = (uint32_t)((m->rows + SL_ATTENTION_ROWS - 1) / SL_ATTENTION_ROWS);
     uint32_t each = large ? threads / SL_SIMD / at_once : 1;
@@ -295,7 +361,8 @@ static bool run_prefill(bench *b, memory *m, bool large) {
         snprintf(entry, sizeof entry, "attention_large_f16_%d", m->h.dim);
     else
         snprintf(entry, sizeof entry, "attention_prefill_f16_%d_%u", m->h.dim, at_once);
-    sl_gpu_pipeline *p = pipeline_of(b, &m->h, large ? "attention_large.metal" : "attention_prefill.metal", entry);
+    sl_gpu_pipeline *p =
+        pipeline_of(b, &m->h, large ? "attention_large.metal" : "attention_prefill.metal", entry, NULL, 0);
     sl_gpu_list *l = bench_need(sl_gpu_begin(b->stream, entry, &b->err), b, entry);
     uint64_t dst = (uint64_t)(m->rows * m->h.heads * m->h.dim) * 4;
     poison(b, l, m);

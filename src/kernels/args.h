@@ -54,8 +54,10 @@
 #define SL_ATTENTION_SPLIT   512
 #define SL_ATTENTION_THREADS 128
 /* Rows of one sequence that prefill attention takes at a time. */
-#define SL_ATTENTION_ROWS          16
+#define SL_ATTENTION_ROWS 16
+#ifndef SL_ATTENTION_LARGE_THREADS
 #define SL_ATTENTION_LARGE_THREADS 256
+#endif
 /* The delta rule over many rows: rows of a chunk, chunks of a pass, floats that a chunk and head keep between kernels.
  */
 #define SL_DELTA_CHUNK  32
@@ -89,6 +91,7 @@
 #define SL_FC_IN_PLACE    15 /* delta_finish: z is dst */
 #define SL_FC_BY_LOGIT    16 /* router: experts are chosen by their logits; with NORMALIZE, softmax among the chosen */
 #define SL_FC_GROUPS      17 /* router: from the best groups only */
+#define SL_FC_PREPARE     21 /* attention_few: norms, rotation and storing, too */
 #define SL_FC_CLAMP       18 /* experts: clamped SwiGLU instead of SiLU */
 #define SL_FC_HALF        19 /* rms_norm: half rows, too */
 #define SL_FC_NORM        20 /* narrow: of the rows' norm. */
@@ -234,13 +237,15 @@ typedef struct sl_attention_args {
     uint32_t planes;     /* of a page: 2, K and V; 1 where values are the first value_dim columns of the keys */
     uint32_t value_dim;  /* of a head's values and results */
     uint32_t rope_first; /* first of the rotated dimensions */
+    uint32_t first_row;  /* attention_few: of this launch's rows */
+    uint32_t reserved;
 } sl_attention_args;
 SL_ARGS_AT(sl_attention_args, head_bytes, 40);
 SL_ARGS_AT(sl_attention_args, layer, 56);
 SL_ARGS_AT(sl_attention_args, head_stride, 76);
 SL_ARGS_AT(sl_attention_args, scale, 88);
 SL_ARGS_AT(sl_attention_args, planes, 100);
-SL_ARGS_SIZE(sl_attention_args, 112);
+SL_ARGS_SIZE(sl_attention_args, 120);
 
 /* Query heads of a kv head that decode takes at a time: their queries and sums share a threadgroup's memory. */
 #define SL_DECODE_HEADS(head_dim) ((head_dim) > 128 && (head_dim) <= 256 ? 4 : 8)

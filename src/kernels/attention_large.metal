@@ -98,12 +98,16 @@ inline void load_queries(thread large_running<D> &x, thread const large_rows &b,
 template <uint D, typename KV>
 inline void stage_tokens(threadgroup half *to, device const uchar *from, ulong head_bytes, uint low, uint high,
                          uint thread_at) {
-    constexpr uint pieces = D / 8;
-    for (uint i = thread_at; i < large_size<D>::keys * pieces; i += SL_ATTENTION_LARGE_THREADS) {
-        uint t = i / pieces, d = i % pieces * 8;
+    constexpr uint pieces = D / 8, all = large_size<D>::keys * pieces, threads = SL_ATTENTION_LARGE_THREADS;
+    bool whole = low == 0 && high >= large_size<D>::keys;
+#pragma unroll
+    for (uint n = 0; n < (all + threads - 1) / threads; n++) {
+        uint i = thread_at + n * threads, t = i / pieces, d = i % pieces * 8;
         threadgroup half *piece = to + t * large_size<D>::stride + d;
         device const uchar *token = from + t * head_bytes;
-        if (t < low || t >= high)
+        if (all % threads != 0 && i >= all)
+            break;
+        if (!whole && (t < low || t >= high))
             *(threadgroup uint4 *)piece = uint4(0);
         else if (KV::halves)
             copy_begin<16>(piece, token + 2 * d);
@@ -133,20 +137,34 @@ inline void make_scores(thread tile_float (&s)[large_size<D>::keys / 16], thread
         }
 }
 
-// The score of keys that a row does not see becomes one that no key has. t: the step's first key.
+// Does row i of the lane's two see the key of its place n of a step? t: the step's first key.
+inline bool sees_key(constant sl_attention_args &a, thread const large_rows &b, uint t, uint i, uint n, uint lane) {
+    uint row = b.position + (lane >> 2) + 8 * i, key = t + 8 * (n >> 1) + 2 * (lane & 3) + (n & 1);
+    return key <= row && key >= window_first(a, row);
+}
+
+// The scores of keys that a row does not see become less than all others.
 template <uint TILES>
 inline void hide_scores(thread tile_float (&s)[TILES], constant sl_attention_args &a, thread const large_rows &b, uint t,
                         uint lane) {
 #pragma unroll
-    for (uint i = 0; i < 2; i++) {
-        uint row = b.position + (lane >> 2) + 8 * i, begin = window_first(a, row);
+    for (uint i = 0; i < 2; i++)
 #pragma unroll
-        for (uint n = 0; n < 4 * TILES; n++) {
-            uint key = t + 8 * (n >> 1) + 2 * (lane & 3) + (n & 1);
-            if (key < begin || key > row)
+        for (uint n = 0; n < 4 * TILES; n++)
+            if (!sees_key(a, b, t, i, n, lane))
                 s[n >> 2].m[n >> 1 & 1][2 * i + (n & 1)] = -FLT_MAX;
-        }
-    }
+}
+
+// And their exponentials 0, whatever came of them.
+template <uint TILES>
+inline void hide_exponentials(thread tile_half (&p)[TILES], constant sl_attention_args &a, thread const large_rows &b,
+                              uint t, uint lane) {
+#pragma unroll
+    for (uint i = 0; i < 2; i++)
+#pragma unroll
+        for (uint n = 0; n < 4 * TILES; n++)
+            if (!sees_key(a, b, t, i, n, lane))
+                p[n >> 2].w[2 * (n >> 1 & 1) + i] &= (n & 1) != 0 ? 0x0000ffffu : 0xffff0000u;
 }
 
 // Takes scores into the running softmax; they become exponentials, as the left factors of the values.
@@ -159,10 +177,8 @@ inline void take_scores(thread large_running<D> &x, thread const tile_float (&s)
     for (uint i = 0; i < 2; i++) {
         float top = -FLT_MAX;
 #pragma unroll
-        for (uint n = 0; n < 4 * tiles; n++) {
-            float v = s[n >> 2].m[n >> 1 & 1][2 * i + (n & 1)];
-            top = v > top ? v : top;
-        }
+        for (uint n = 0; n < 4 * tiles; n++)
+            top = max(top, s[n >> 2].m[n >> 1 & 1][2 * i + (n & 1)]);
         top = max(top, simd_shuffle_xor(top, 1));
         top = max(top, simd_shuffle_xor(top, 2));
         top = max(top == -FLT_MAX ? top : top * x.by[i], x.top[i]);
@@ -170,20 +186,15 @@ inline void take_scores(thread large_running<D> &x, thread const tile_float (&s)
         x.top[i] = top;
     }
 #pragma unroll
-    for (uint j = 0; j < tiles; j++) {
-        uint w[4];
+    for (uint j = 0; j < tiles; j++)
 #pragma unroll
         for (uint k = 0; k < 4; k++) { // k & 1: row r + 8, k >> 1: columns 8 further
             float2 e;
 #pragma unroll
-            for (uint n = 0; n < 2; n++) {
-                float v = s[j].m[k >> 1][2 * (k & 1) + n];
-                e[n] = v == -FLT_MAX ? 0.0f : fast::exp2(fma(v, x.by[k & 1], -x.top[k & 1]));
-            }
-            w[k] = as_type<uint>(half2(e));
+            for (uint n = 0; n < 2; n++)
+                e[n] = fast::exp2(fma(s[j].m[k >> 1][2 * (k & 1) + n], x.by[k & 1], -x.top[k & 1]));
+            p[j].w[k] = as_type<uint>(half2(e));
         }
-        p[j].w = uint4(w[0], w[1], w[2], w[3]);
-    }
     if (simd_any(keep.x != 1.0f || keep.y != 1.0f)) {
         float4 by = float4(keep.x, keep.x, keep.y, keep.y);
         x.sum *= by;
@@ -245,7 +256,7 @@ inline uint large_heads(constant sl_attention_args &a) {
 }
 
 template <uint D, typename KV>
-[[kernel, max_total_threads_per_threadgroup(256)]] void
+[[kernel, max_total_threads_per_threadgroup(SL_ATTENTION_LARGE_THREADS)]] void
 attention_large(constant sl_attention_args &a [[buffer(0)]], device const float *q [[buffer(1)]],
                 device float *dst [[buffer(2)]], device const int *step [[buffer(3)]],
                 device const float *gate [[buffer(4)]], device const float *sinks [[buffer(5)]],
@@ -260,6 +271,7 @@ attention_large(constant sl_attention_args &a [[buffer(0)]], device const float 
     if (group.y >= parts)
         return;
     const slab_list<device const uchar *> slabs = SL_SLABS;
+    ulong apart = value_plane(a) * a.plane_bytes; // from keys to their values
     device const int *block_row = step + step_head(step).block_row;
     device const int *seqs = step + step_head(step).seq;
     uint at = (parts - 1 - group.y) * each, behind = min(at + each, blocks), mine = at + simd / heads;
@@ -286,31 +298,32 @@ attention_large(constant sl_attention_args &a [[buffer(0)]], device const float 
         for (uint n = 0; n < D / 16; n++)
             tile_zero(x.o[n]);
         uint t = begin / KEYS * KEYS;
-        ulong block = page_block(pages, t);
+        device const uchar *keys = page_at(a, slabs, page_block(pages, t), kv_head, KV_K) + t % SL_KV_PAGE * a.head_bytes;
         threadgroup_barrier(mem_flags::mem_threadgroup); // the values of the sequence before have been read
-        stage_tokens<D, KV>(m.k, page_at(a, slabs, block, kv_head, KV_K) + ulong(t % SL_KV_PAGE) * a.head_bytes,
-                            a.head_bytes, max(begin, t) - t, end - t, thread_at);
+        stage_tokens<D, KV>(m.k, keys, a.head_bytes, max(begin, t) - t, end - t, thread_at);
         for (; t < end; t += KEYS) {
-            bool sees = t < own_end && t + KEYS > own;
+            bool sees = t < own_end && t + KEYS > own, more = t + KEYS < end;
+            bool part = t + KEYS > b.position + 1 || t < window_first(a, b.position + ROWS);
             tile_float s[KEYS / 16];
             tile_half p[KEYS / 16];
-            ulong then = t + KEYS < end ? page_block(pages, t + KEYS) : block;
+            ulong then = more ? page_block(pages, t + KEYS) : 0;
             copy_wait<0>();
             threadgroup_barrier(mem_flags::mem_threadgroup); // keys are there, values have been read
-            stage_tokens<D, KV>(m.v, page_at(a, slabs, block, kv_head, value_plane(a)) + ulong(t % SL_KV_PAGE) * a.head_bytes,
-                                a.head_bytes, max(begin, t) - t, end - t, thread_at);
+            stage_tokens<D, KV>(m.v, keys + apart, a.head_bytes, max(begin, t) - t, end - t, thread_at);
             if (sees) {
                 make_scores(s, x, m.k);
-                if (t + KEYS > b.position + 1 || t < window_first(a, b.position + ROWS))
+                if (part)
                     hide_scores(s, a, b, t, lane);
                 take_scores(x, s, p);
+                if (part)
+                    hide_exponentials(p, a, b, t, lane);
             }
-            block = then;
+            if (more)
+                keys = page_at(a, slabs, then, kv_head, KV_K) + (t + KEYS) % SL_KV_PAGE * a.head_bytes;
             copy_wait<0>();
             threadgroup_barrier(mem_flags::mem_threadgroup); // values are there, keys have been read
-            if (t + KEYS < end)
-                stage_tokens<D, KV>(m.k, page_at(a, slabs, block, kv_head, KV_K) + ulong((t + KEYS) % SL_KV_PAGE) * a.head_bytes,
-                                    a.head_bytes, 0, end - t - KEYS, thread_at);
+            if (more)
+                stage_tokens<D, KV>(m.k, keys, a.head_bytes, 0, end - t - KEYS, thread_at);
             if (sees)
                 add_values(x, p, m.v);
         }

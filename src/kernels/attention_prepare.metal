@@ -9,12 +9,7 @@
 //                            rope_first on, pairs (i, i + dims / 2) or, interleaved, (2i, 2i + 1). v is not read
 //                            where pages have one plane.
 //                            Slots: 1 q, 2 k, 3 v, 4 q_norm, 5 k_norm, 6 cos_sin, 7 step, 15..30 slabs (written)
-#include "pages.h"
-
-SL_SWITCH(fc_norm_q, SL_FC_NORM_Q)
-SL_SWITCH(fc_norm_k, SL_FC_NORM_K)
-SL_SWITCH(fc_rope, SL_FC_ROPE)
-SL_SWITCH(fc_interleaved, SL_FC_INTERLEAVED)
+#include "prepare.h"
 
 [[kernel]] void rope_table(constant sl_attention_args &a [[buffer(0)]], device const float *inv_freq [[buffer(1)]],
                            device float *cos_sin [[buffer(2)]], device const int *step [[buffer(3)]],
@@ -31,18 +26,6 @@ SL_SWITCH(fc_interleaved, SL_FC_INTERLEAVED)
         to[i] = precise::cos(angle) * a.rope_scale;
         to[half_dims + i] = precise::sin(angle) * a.rope_scale;
     }
-}
-
-// 1 / sqrt(mean of squares + eps) of one head.
-inline float head_inverse(device const float *x, uint dim, float eps, uint lane) {
-    float sum = 0.0f;
-    for (uint d = lane; d < dim; d += SL_SIMD)
-        sum = fma(x[d], x[d], sum);
-    return 1.0f / sqrt(simd_sum(sum) / float(dim) + eps);
-}
-
-inline float normed(device const float *x, device const float *weight, uint d, bool norm, float inv) {
-    return norm ? x[d] * inv * weight[d] : x[d];
 }
 
 // One head in place.

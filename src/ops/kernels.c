@@ -2,6 +2,7 @@
 
 #include "gpu/texts.h"
 #include "kernels/args.h"
+#include "ops/ops.h"
 #include "quant/quant_grids.h"
 
 #include <ctype.h>
@@ -208,4 +209,31 @@ char *kernel_source(const char *file, const kernel_format *formats, size_t n, si
         sl_fail(err, SL_ERR_MEMORY, "out of memory");
     sl_buf_free(&s.out);
     return text;
+}
+
+/* ---- attention --------------------------------------------------------------------------------------------------- */
+
+enum { FEW_SIMDS = 8, MULTIPROCESSORS = 132, FEW_PAIRS = 240, FEW_PAIRS_MANY = 3 };
+
+kernel_few_attention kernel_few_attention_of(int32_t head_dim, uint32_t room) {
+    uint32_t dim = (uint32_t)head_dim, apart = 40 * dim + 256; /* few_memory */
+    kernel_few_attention f = {FEW_SIMDS, FEW_SIMDS * 40 * dim};
+    while (f.simds > 1 && f.bytes + apart > room)
+        f = (kernel_few_attention){f.simds / 2, f.bytes / 2};
+    return f;
+}
+
+/* One wave over an H200's multiprocessors, or few splits of each where there are many rows. */
+kernel_few_plan kernel_few_plan_of(int32_t rows, int32_t heads, int32_t kv_heads) {
+    int32_t groups = kv_heads * ((heads / kv_heads + SL_FEW_HEADS - 1) / SL_FEW_HEADS);
+    int32_t one = MULTIPROCESSORS / groups, most = rows <= SL_GPU_FEW_ROWS ? FEW_PAIRS : FEW_PAIRS_MANY;
+    int32_t n = one < 1 ? 1 : one < most ? one : most;
+    return (kernel_few_plan){(uint32_t)n, (uint32_t)(FEW_PAIRS / n)};
+}
+
+kernel_large_attention kernel_large_attention_of(int32_t heads, int32_t kv_heads) {
+    uint32_t simds = SL_ATTENTION_LARGE_THREADS / SL_SIMD, n = simds;
+    while ((uint32_t)(heads / kv_heads) % n)
+        n--;
+    return (kernel_large_attention){n, simds / n};
 }

@@ -26,6 +26,24 @@ void kernel_entry(char *out, size_t size, const char *kernel, const kernel_forma
 /* "few_gate_up", {"q4_k"} -> "few_gate_up_q4_k" */
 void kernel_few_entry(char *out, size_t size, const char *kernel, const kernel_format *f);
 
+/* attention_few.metal: SIMD-groups for heads of so many dimensions where kernels have `room` bytes of threadgroup
+ * memory; what it is to be given in slot 0. */
+typedef struct kernel_few_attention {
+    uint32_t simds, bytes;
+} kernel_few_attention;
+kernel_few_attention kernel_few_attention_of(int32_t head_dim, uint32_t room);
+/* Splits that each row may have at most, the same for every number of rows up to SL_GPU_FEW_ROWS and for every one
+ * beyond; rows of a launch. */
+typedef struct kernel_few_plan {
+    uint32_t splits, rows;
+} kernel_few_plan;
+kernel_few_plan kernel_few_plan_of(int32_t rows, int32_t heads, int32_t kv_heads);
+/* Query heads and blocks of rows of a threadgroup of attention_large.metal. */
+typedef struct kernel_large_attention {
+    uint32_t heads, blocks;
+} kernel_large_attention;
+kernel_large_attention kernel_large_attention_of(int32_t heads, int32_t kv_heads);
+
 /* Text of src/kernels/<file> with what it includes of that folder in place, so that it compiles without include paths;
  * instantiated for the given formats only (n 0: for all). Allocated; NULL on error. */
 char *kernel_source(const char *file, const kernel_format *formats, size_t n, size_t *size, sl_error *err);

@@ -23,6 +23,8 @@ enum {
     GPU_DELTA_KEY = 256 /* largest key_dim of a delta layer */,
     GPU_CHUNK_KEY = 128 /* largest of one that takes many rows by chunks: what threadgroup memory holds */,
     GPU_CHUNK_ROWS = 16 /* rows of a sequence from which on it does */,
+    GPU_ALONE_ROWS = 64 /* rows, each of a sequence of its own, that attention takes as few */,
+    GPU_COUNTERS = 4 * GPU_ALONE_ROWS * 64 /* bytes: so many rows of 64 groups of heads */,
     GPU_SPLITS = 256 /* (row, split) pairs that few rows may have together: one row of 131,072 tokens */
 };
 /* matmul_large: threadgroups below which thin ones are taken. The bits are the same: an element's products are added
@@ -135,6 +137,7 @@ typedef struct gpu_scratch {
     uint64_t epoch; /* another one when what lies in it has moved, or the source of experts is another */
     gpu_extent extent;
     /* What host and device tell each other comes first, up to `exchanged`. */
+    uint8_t *counters;   /* of attention's splits: zeros, GPU_COUNTERS bytes, before and after every kernel */
     uint8_t *step;       /* sl_step_head and its arrays */
     uint64_t step_bytes; /* room for it */
     uint64_t step_used;  /* of the running step */
@@ -330,6 +333,9 @@ static inline uint8_t *gpu_at(const sl_ops_gpu *o, sl_buffer b, uint64_t offset)
 
 /* Threadgroups over the rows of a matrix for each of n rows of x or pairs (few.metal). */
 uint32_t gpu_few_groups(int64_t rows, int64_t n);
+
+/* Bytes of threadgroup memory that a kernel can have. */
+uint32_t gpu_threadgroup_memory(const sl_ops_gpu *o);
 
 /* As kernels name KV formats: "f16". */
 const char *gpu_kv_name(sl_kv_format format);

@@ -57,7 +57,7 @@ static bool tell_step(gpu_run *r) {
     if (r->o->step_told)
         return true;
     r->o->step_told = true;
-    return gpu_push(r, r->o->scratch.step, gpu_step_told(r));
+    return gpu_push(r, r->o->scratch.counters, GPU_COUNTERS + gpu_step_told(r)); /* they lie together */
 }
 
 bool gpu_list_begin(gpu_run *r) {

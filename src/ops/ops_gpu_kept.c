@@ -15,7 +15,7 @@ typedef struct kept_key {
     const float *logits;
     uint64_t told; /* bytes of the step's buffer that go to the device */
     int32_t rows, outs, groups, kv_pieces, state_pieces;
-    uint32_t follows; /* bit i: row i goes on with the sequence of row i - 1 */
+    uint32_t follows; /* bit i: row i is of an earlier row's sequence */
     gpu_group group[GPU_MATMUL_ROWS];
 } kept_key;
 
@@ -62,7 +62,8 @@ static void make_key(const gpu_run *r, kept_key *key) {
     key->kv_pieces = r->o->kv.pieces;
     key->state_pieces = r->o->state.pieces;
     for (int32_t i = 1; i < s->rows; i++)
-        key->follows |= (uint32_t)(s->seq[i] == s->seq[i - 1]) << i;
+        for (int32_t j = 0; j < i; j++)
+            key->follows |= (uint32_t)(s->seq[i] == s->seq[j]) << i;
     for (int i = 0; i < r->groups; i++) {
         key->group[i].first = r->group[i].first;
         key->group[i].rows = r->group[i].rows;

@@ -69,17 +69,17 @@ static const char *const file_names[GPU_FILES] = {
     [GPU_DELTA_CHUNK] = "delta_chunk.metal",
 };
 
-/* What a kernel can declare. */
-static uint32_t threadgroup_memory(const sl_ops_gpu *o) {
+uint32_t gpu_threadgroup_memory(const sl_ops_gpu *o) {
     sl_gpu_info info = {.size = sizeof info};
     sl_gpu_get_info(o->gpu, &info);
-    return info.max_threadgroup_memory < DECLARED_MOST ? info.max_threadgroup_memory : DECLARED_MOST;
+    return info.max_threadgroup_memory;
 }
 
 /* What the model has, and no more, is compiled: its formats, its KV. */
 static bool put_source(const sl_ops_gpu *o, gpu_file file, sl_buf *out, sl_error *err) {
     size_t size;
     const sl_kv_layout *kv = &o->known.kv;
+    uint32_t room = gpu_threadgroup_memory(o);
     char *source = kernel_source(file_names[file], o->formats, o->format_count, &size, err);
     if (!source)
         return false;
@@ -87,7 +87,9 @@ static bool put_source(const sl_ops_gpu *o, gpu_file file, sl_buf *out, sl_error
     if (o->few)
         sl_buf_puts(out, "#define SL_TILE_FRAGMENTS\n");
     if (file == GPU_PREFILL_LARGE)
-        sl_buf_printf(out, "#define SL_ATTENTION_ROOM %u\n", threadgroup_memory(o));
+        sl_buf_printf(out, "#define SL_ATTENTION_ROOM %u\n", room < DECLARED_MOST ? room : DECLARED_MOST);
+    if (file == GPU_DECODE_FEW)
+        sl_buf_printf(out, "#define SL_FEW_SIMDS %u\n", kernel_few_attention_of(kv->head_dim, room).simds);
     if (file == GPU_FEW)
         sl_buf_printf(out, "#define SL_FEW_PANEL %d\n", o->few_panel);
     if (kv->head_dim)
@@ -125,7 +127,8 @@ static const uint32_t file_constants[GPU_FILES] = {
     [GPU_PREPARE] =
         1u << SL_FC_OUTS | 1u << SL_FC_NORM_Q | 1u << SL_FC_NORM_K | 1u << SL_FC_ROPE | 1u << SL_FC_INTERLEAVED,
     [GPU_DECODE] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
-    [GPU_DECODE_FEW] = 1u << SL_FC_OUTS,
+    [GPU_DECODE_FEW] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS | 1u << SL_FC_PREPARE |
+                       1u << SL_FC_NORM_Q | 1u << SL_FC_NORM_K | 1u << SL_FC_ROPE | 1u << SL_FC_INTERLEAVED,
     [GPU_PREFILL] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
     [GPU_PREFILL_LARGE] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,
     [GPU_WIDE] = 1u << SL_FC_OUTS | 1u << SL_FC_GATE | 1u << SL_FC_SINKS,

@@ -30,6 +30,7 @@ static uint64_t lay_out(const gpu_extent *e, uint8_t *base, gpu_scratch *s) {
     uint64_t row_halves = rows * sl_round_up((uint64_t)e->widest, SL_HALF_PAD);
     uint64_t pair_halves = pairs * sl_round_up(inner, SL_HALF_PAD);
     s->step_bytes = gpu_step_bytes(e->rows, STEP_PAGES, e->rows * e->delta_layers);
+    s->counters = take(&c, GPU_COUNTERS); /* right before the step, with which it is told */
     s->step = take(&c, s->step_bytes);
     s->table = take(&c, (uint64_t)(e->layers + 1) * (uint64_t)e->experts * SL_PARTS * sizeof(uint64_t));
     s->chosen = take(&c, pairs * sizeof(int32_t));
@@ -134,5 +135,6 @@ bool gpu_scratch_fit(sl_ops_gpu *o, const sl_program *p, sl_error *err) {
     o->scratch.extent = e;
     o->scratch.epoch++;
     lay_out(&e, o->scratch.span, &o->scratch);
+    memset(o->scratch.counters, 0, GPU_COUNTERS);
     return true;
 }

@@ -99,6 +99,8 @@ SOFT_ON_FIBER static void checked_hint(const volatile void *address, uint32_t si
     soft_check_access(at, size, SOFT_ATOMIC, pc);
 }
 
+static void ignore_fence(void) {}
+
 SOFT_ON_FIBER static void checked_read(const void *address, uint32_t size, const void *pc) {
     soft_check_access(address, size, SOFT_READS, pc);
 }
@@ -123,6 +125,7 @@ const soft_api soft_api_plain = {
     .copy_begin = soft_copy_begin,
     .copy_commit = soft_copy_commit,
     .copy_wait = soft_copy_wait,
+    .fence = ignore_fence,
 };
 
 const soft_api soft_api_checked = {
@@ -141,4 +144,5 @@ const soft_api soft_api_checked = {
     .copy_begin = soft_copy_begin,
     .copy_commit = soft_copy_commit,
     .copy_wait = soft_copy_wait,
+    .fence = soft_check_fence,
 };

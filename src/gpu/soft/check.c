@@ -34,6 +34,7 @@ void soft_check_free(soft_check *c) {
         soft_shadow_free(&c->arena[i]);
     free(c->written);
     free(c->owner);
+    free(c->fences);
     free(c);
 }
 
@@ -103,6 +104,35 @@ static soft_report new_report(const soft_fiber *f, soft_kind kind, soft_how how,
 
 /* ---- races ---- */
 
+SOFT_ON_FIBER void soft_check_fence(void) {
+    soft_fiber *f = soft_self();
+    soft_check *c = f->worker->job->check;
+    const uint32_t *groups = c->job->command->u.dispatch.groups;
+    if (!c->fences)
+        c->fences = calloc((size_t)groups[0] * groups[1] * groups[2], sizeof *c->fences);
+    if (!c->fences) {
+        c->out_of_memory = true;
+        return;
+    }
+    soft_fences *own = &c->fences[f->worker->group];
+    own->latest = (soft_fence){who(f) + 1, f->device_epoch.group, ++c->time, own->told};
+    if (own->who == who(f) + 1)
+        own->acquire = own->latest;
+}
+
+static void note_atomic(soft_fiber *f) {
+    soft_check *c = f->worker->job->check;
+    if (!c->fences)
+        return;
+    soft_fences *own = &c->fences[f->worker->group];
+    own->who = who(f) + 1;
+    own->told = ++c->time;
+    if (own->latest.who == own->who) {
+        own->release = own->latest;
+        own->release.told = own->told;
+    }
+}
+
 typedef struct place {
     soft_page *page;
     uint32_t offset, size; /* in the page */
@@ -116,11 +146,12 @@ static void touch(soft_fiber *f, const place *at, soft_how how, const void *pc, 
     soft_access now = {.who = who(f) + 1,
                        .epoch = threadgroup ? f->threadgroup_epoch : f->device_epoch,
                        .pc = (uint32_t)((uintptr_t)pc - image) + 1,
+                       .time = c->time & 0x7fffffff,
                        .atomic = how == SOFT_ATOMIC};
     soft_access other;
     bool other_writes;
-    if (!soft_shadow_touch(at->page, at->offset, at->size, &now, how != SOFT_READS, threadgroup, c->number, &other,
-                           &other_writes, &c->out_of_memory) ||
+    if (!soft_shadow_touch(c, at->page, at->offset, at->size, &now, how != SOFT_READS, threadgroup, &other,
+                           &other_writes) ||
         *found)
         return;
     *found = true;
@@ -280,6 +311,8 @@ SOFT_ON_FIBER static void check_device(soft_fiber *f, soft_window *w, uintptr_t 
     }
     if (!w->memory || w->memory->tracked != c->number)
         return;
+    if (how == SOFT_ATOMIC)
+        note_atomic(f);
     if (device_races(f, w->memory, w->offset + (a - w->begin), size, how, pc, &r)) {
         name_window(c->job, w, a, &r);
         soft_report_add(c, &r);

@@ -3,9 +3,11 @@
  * A page of memory has cells of four bytes each; they are made finer, without loss, when a smaller access comes. A cell
  * keeps the last write and two reads. Two accesses by different threads, not both reads, not both atomic, race unless
  * a barrier that orders this memory lies between them: then the number of such barriers passed (of the threadgroup, or
- * within one SIMD-group) differs. Nothing orders threadgroups among each other. Of reads the two that are furthest
- * apart are kept (other threadgroup, other SIMD-group, other lane), so that a write that races with a forgotten one
- * races with a kept one too. */
+ * within one SIMD-group) differs. Threadgroups are ordered by fences for the whole device alone: in the earlier one a
+ * fence behind its access and then an atomic access, in the later one a later atomic access and then a fence before its
+ * own; fence and atomic access are of one thread, which is the access's own or has a barrier between. Of reads the two
+ * that are furthest apart are kept (other threadgroup, other SIMD-group, other lane), so that a write that races with a
+ * forgotten one races with a kept one too. */
 #include "gpu/soft/soft.h"
 
 #include <stdlib.h>
@@ -30,15 +32,27 @@ static int distance(const soft_access *a, const soft_access *b) {
     return simdgroup_of(a) == simdgroup_of(b) ? 1 : 2;
 }
 
+static bool with_fence(const soft_fence *f, const soft_access *a) {
+    return f->who == a->who || f->group_epoch != a->epoch.group;
+}
+
+static bool fenced(const soft_check *c, const soft_access *before, const soft_access *now) {
+    if (!c->fences)
+        return false;
+    const soft_fence *left = &c->fences[group_of(before)].release, *taken = &c->fences[group_of(now)].acquire;
+    return left->fenced > before->time && taken->told > left->told && with_fence(left, before) &&
+           with_fence(taken, now);
+}
+
 /* Nothing orders `before` and `now`, which came later. Threadgroup memory is another one in each threadgroup. */
-static bool apart(const soft_access *before, const soft_access *now, bool threadgroup) {
+static bool apart(const soft_check *c, const soft_access *before, const soft_access *now, bool threadgroup) {
     if (!before->who)
         return false;
     switch (distance(before, now)) {
     case 0:
         return false;
     case 3:
-        return !threadgroup;
+        return !threadgroup && !fenced(c, before, now);
     case 2:
         return before->epoch.group == now->epoch.group;
     default:
@@ -46,13 +60,13 @@ static bool apart(const soft_access *before, const soft_access *now, bool thread
     }
 }
 
-static bool races(const soft_access *before, const soft_access *now, bool threadgroup) {
-    return apart(before, now, threadgroup) && !(before->atomic && now->atomic);
+static bool races(const soft_check *c, const soft_access *before, const soft_access *now, bool threadgroup) {
+    return apart(c, before, now, threadgroup) && !(before->atomic && now->atomic);
 }
 
-static void keep_read(soft_cell *c, const soft_access *now, bool threadgroup) {
-    bool second = apart(&c->read[1], now, threadgroup);
-    if (!apart(&c->read[0], now, threadgroup)) {
+static void keep_read(const soft_check *of, soft_cell *c, const soft_access *now, bool threadgroup) {
+    bool second = apart(of, &c->read[1], now, threadgroup);
+    if (!apart(of, &c->read[0], now, threadgroup)) {
         c->read[0] = *now;
         if (!second)
             c->read[1].who = 0;
@@ -61,15 +75,15 @@ static void keep_read(soft_cell *c, const soft_access *now, bool threadgroup) {
     }
 }
 
-static const soft_access *touch(soft_cell *c, const soft_access *now, bool write, bool threadgroup,
-                                bool *other_writes) {
+static const soft_access *touch(const soft_check *of, soft_cell *c, const soft_access *now, bool write,
+                                bool threadgroup, bool *other_writes) {
     const soft_access *with = NULL;
     *other_writes = true;
-    if (races(&c->write, now, threadgroup)) {
+    if (races(of, &c->write, now, threadgroup)) {
         with = &c->write;
     } else if (write) {
         for (int i = 0; i < 2 && !with; i++) {
-            if (races(&c->read[i], now, threadgroup)) {
+            if (races(of, &c->read[i], now, threadgroup)) {
                 with = &c->read[i];
                 *other_writes = false;
             }
@@ -102,19 +116,19 @@ static bool refine(soft_page *p, int shift) {
     return true;
 }
 
-bool soft_shadow_touch(soft_page *p, uint32_t offset, uint32_t size, const soft_access *now, bool write,
-                       bool threadgroup, uint64_t generation, soft_access *other, bool *other_writes, bool *no_memory) {
+bool soft_shadow_touch(soft_check *of, soft_page *p, uint32_t offset, uint32_t size, const soft_access *now, bool write,
+                       bool threadgroup, soft_access *other, bool *other_writes) {
     uint32_t bits = offset | size | 1u << COARSEST;
     int shift = __builtin_ctz(bits);
     bool raced = false;
-    if (!prepare(p, generation) || (shift < p->shift && !refine(p, shift))) {
-        *no_memory = true;
+    if (!prepare(p, of->number) || (shift < p->shift && !refine(p, shift))) {
+        of->out_of_memory = true;
         return false;
     }
     for (uint32_t i = offset >> p->shift, end = (offset + size) >> p->shift; i < end; i++) {
         soft_cell *c = &p->cell[i];
         bool writes;
-        const soft_access *with = touch(c, now, write, threadgroup, &writes);
+        const soft_access *with = touch(of, c, now, write, threadgroup, &writes);
         if (with && !raced) {
             raced = true;
             *other = *with;
@@ -123,7 +137,7 @@ bool soft_shadow_touch(soft_page *p, uint32_t offset, uint32_t size, const soft_
         if (write)
             c->write = *now;
         else
-            keep_read(c, now, threadgroup);
+            keep_read(of, c, now, threadgroup);
     }
     return raced;
 }

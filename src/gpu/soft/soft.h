@@ -377,9 +377,25 @@ typedef struct soft_report {
 typedef struct soft_access {
     uint64_t who; /* + 1; 0: none */
     soft_epoch epoch;
-    uint32_t pc; /* offset in the image + 1 */
-    bool atomic;
+    uint32_t pc;        /* offset in the image + 1 */
+    uint32_t time : 31; /* fences and atomic accesses so far */
+    bool atomic : 1;
 } soft_access;
+
+/* A fence for the whole device, and the atomic access of the same thread that goes with it. */
+typedef struct soft_fence {
+    uint64_t who; /* + 1; 0: none */
+    uint32_t group_epoch;
+    uint32_t fenced, told; /* when */
+} soft_fence;
+
+/* What a threadgroup's fences order: what came before one that an atomic access follows, and what comes behind one that
+ * follows an atomic access. */
+typedef struct soft_fences {
+    soft_fence latest, release, acquire;
+    uint64_t who; /* of the latest atomic access */
+    uint32_t told;
+} soft_fences;
 
 typedef struct soft_cell {
     soft_access write, read[2];
@@ -410,8 +426,10 @@ struct soft_check {
     soft_window window[SOFT_SLOTS];
     int windows, last;
     soft_page arena[SOFT_ARENA / SOFT_PAGE];
-    uint8_t *written; /* [SOFT_ARENA] a byte of threadgroup memory has a value */
-    uint16_t *owner;  /* [SOFT_ARENA / 16] variable + 1 */
+    uint8_t *written;    /* [SOFT_ARENA] a byte of threadgroup memory has a value */
+    uint16_t *owner;     /* [SOFT_ARENA / 16] variable + 1 */
+    soft_fences *fences; /* [threadgroups]; NULL: nobody has made one */
+    uint32_t time;
     uint64_t shadow_pages;
     bool out_of_memory;
     soft_report report[SOFT_MAX_REPORTS];
@@ -431,13 +449,15 @@ void soft_check_access(const void *address, uint32_t size, soft_how how, const v
 void soft_check_beyond(int64_t index, const char *type, const void *pc);
 /* An address that the type of the pointer does not allow. */
 void soft_check_misaligned(const void *address, uint32_t alignment, const char *type, const void *pc);
+/* A fence of the device's memory for the whole device. */
+void soft_check_fence(void);
 /* A trap was met at pc. */
 void soft_check_trap(soft_check *c, const soft_fiber *f, const void *pc);
 /* Where lanes or threads are when they should be together. */
 void soft_check_apart(soft_worker *w, soft_kind kind, const soft_fiber *here, const soft_fiber *there);
 /* The cell's accesses against a new one; true and *other when they race. */
-bool soft_shadow_touch(soft_page *page, uint32_t offset, uint32_t size, const soft_access *now, bool write,
-                       bool threadgroup, uint64_t generation, soft_access *other, bool *other_writes, bool *no_memory);
+bool soft_shadow_touch(soft_check *c, soft_page *page, uint32_t offset, uint32_t size, const soft_access *now,
+                       bool write, bool threadgroup, soft_access *other, bool *other_writes);
 void soft_shadow_free(soft_page *page);
 void soft_memory_forget(soft_memory *m);
 /* "FILE:LINE" of an address in a pipeline's code, or "". */

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-enum { SOFT_ABI = 4, SOFT_SIMD = 32, SOFT_SLOTS = 31, SOFT_THREADGROUP_BYTES = 32768, SOFT_LANE_BYTES = 64 };
+enum { SOFT_ABI = 5, SOFT_SIMD = 32, SOFT_SLOTS = 31, SOFT_THREADGROUP_BYTES = 32768, SOFT_LANE_BYTES = 64 };
 
 /* What a fibre knows of itself; the runtime's own state lies behind it. */
 typedef struct soft_thread {
@@ -65,6 +65,8 @@ typedef struct soft_api {
     void (*copy_commit)(void);
     /* Makes what was taken, but for the latest so many lots. */
     void (*copy_wait)(uint32_t but);
+    /* A fence of the device's memory for the whole device (checking mode). */
+    void (*fence)(void);
 } soft_api;
 
 /* Types of sl_gpu_type. */

@@ -15,6 +15,16 @@ typedef struct row {
     const char *name, *body, *want; /* want NULL: sound */
 } row;
 
+/* Two threadgroups; the one that comes last reads what both wrote. */
+#define FENCE " if (i == 0) atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);\n"
+#define ARRIVE                                                                                                         \
+    " if (i == 0) last = atomic_fetch_add_explicit((device atomic_uint *)out + 60, 1u, memory_order_relaxed) & 1;\n"
+#define WRITE_OWN " threadgroup uint last;\n if (i < 16) out[16 * group + i] = i;\n"
+#define READ_BOTH " if (last == 1 && i == 33) out[40] = out[5] + out[21];"
+#define RACE      ": race: read of 4 bytes, buffer 1 (out) at byte "
+#define WRITTEN   "threadgroup_barrier(mem_flags::mem_device);\n"
+#define KNOWN     "threadgroup_barrier(mem_flags::mem_device_and_threadgroup);\n"
+
 /* `body` is the kernel's; line 1 is its first. in: 64 floats; out: 64 floats. 64 threads, two groups. */
 static const row rows[] = {
     {"float4 read past the end",
@@ -73,6 +83,12 @@ static const row rows[] = {
      "line #3: barrier not reached by all"},
     {"constant written", "\n ((device float *)in)[i] = 1;",
      "@2: bound for reading only: write of 4 bytes, buffer 0 (in)"},
+    {"a fence on either side orders threadgroups", WRITE_OWN WRITTEN FENCE ARRIVE FENCE KNOWN READ_BOTH, NULL},
+    {"no fence behind what was written", WRITE_OWN WRITTEN ARRIVE FENCE KNOWN READ_BOTH, RACE},
+    {"no fence before what is read", WRITE_OWN WRITTEN FENCE ARRIVE KNOWN READ_BOTH, RACE},
+    {"no barrier before the fence", WRITE_OWN FENCE ARRIVE FENCE KNOWN READ_BOTH, RACE},
+    {"no barrier of this memory behind the fence",
+     WRITE_OWN WRITTEN FENCE ARRIVE FENCE "threadgroup_barrier(mem_flags::mem_threadgroup);\n" READ_BOTH, RACE},
     {"sound",
      "\n threadgroup float t[64]; threadgroup atomic_uint n; threadgroup half4 h[16]; thread float own[5] = {1, 2, 3, "
      "4, 5};\n"

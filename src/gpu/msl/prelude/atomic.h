@@ -74,8 +74,10 @@ template <class W> MSL_I bool msl_cas(W *p, W &expected, W v) {
 template <class W> MSL_I W msl_load(W *p, memory_order o) {
     return o == memory_order_relaxed ? __atomic_load_n(p, __ATOMIC_RELAXED) : __atomic_load_n(p, __ATOMIC_SEQ_CST);
 }
-MSL_I void atomic_thread_fence(mem_flags, memory_order, thread_scope = thread_scope_device) {
+MSL_I void atomic_thread_fence(mem_flags flags, memory_order, thread_scope s = thread_scope_device) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (msl_api->fence && s == thread_scope_device && (int(flags) & int(mem_flags::mem_device)))
+        msl_api->fence();
 }
 #endif
 

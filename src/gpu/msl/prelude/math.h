@@ -219,7 +219,12 @@ MSL_EXACT_MATH
 }
 namespace fast {
 #ifdef SL_MSL_CUDA
-MSL_MATH(::__expf(a), ::exp2f(a), ::__exp10f(a), ::__logf(a), ::__log2f(a), ::__log10f(a), ::__sinf(a), ::__cosf(a),
+MSL_I float msl_exp2(float a) { /* one instruction: results below 2^-126 are 0 */
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));
+    return r;
+}
+MSL_MATH(::__expf(a), msl_exp2(a), ::__exp10f(a), ::__logf(a), ::__log2f(a), ::__log10f(a), ::__sinf(a), ::__cosf(a),
          ::__tanf(a), ::__powf(a, b), ::__fdividef(a, b), ::rsqrtf(a))
 #else
 MSL_EXACT_MATH

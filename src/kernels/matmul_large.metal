@@ -73,17 +73,13 @@ inline void copy_x(threadgroup uint4 *to, thread x_rows<THREADS> &x, uint thread
     x.left -= STEP_COLS;
 }
 
-// The rows of W of a SIMD-group: row[2 m] for lanes' r, row[2 m + 1] 8 below, of the m-th 16.
-template <uint M> struct w_rows {
-    weight_row row[2 * M];
-};
-
+// Rows of W of a SIMD-group: [2 m] are lanes' r, [2 m + 1] 8 below, of the m-th 16.
 template <typename F, uint M>
-inline void load_units(thread typename unpacked<F>::raw (&raw)[2 * M], thread const w_rows<M> &rows, uint u,
+inline void load_units(thread typename unpacked<F>::raw (&raw)[2 * M], thread const weight_row (&rows)[2 * M], uint u,
                        thread const weights &w) {
 #pragma unroll
     for (uint i = 0; i < 2 * M; i++)
-        unpacked<F>::load(raw[i], rows.row[i], u, w);
+        unpacked<F>::load(raw[i], rows[i], u, w);
 }
 
 // acc[m][j] += 16 rows of W times 8 tokens, for j < N. x: the step's. Four j at a time, so that products that wait for
@@ -126,7 +122,7 @@ inline void multiply_step(thread float4 (&acc)[M][EIGHTS], thread typename unpac
 // All threads of the group take part.
 template <typename F, uint M, uint THREADS>
 inline void large_product(threadgroup large_memory &memory, thread float4 (&acc)[M][EIGHTS],
-                          thread const w_rows<M> &rows, thread const weights &w, thread x_rows<THREADS> &x,
+                          thread const weight_row (&rows)[2 * M], thread const weights &w, thread x_rows<THREADS> &x,
                           uint thread_at) {
     const uint lane = thread_at & 31, r = lane >> 2, q = lane & 3, pairs = (x.tokens + 15) / 16;
     const uint units = unit_count(w), steps = (units + 3) / 4;
@@ -217,10 +213,10 @@ inline void multiply_dense(threadgroup large_memory &memory, constant sl_matmul_
                            device const float *bias, uint rows, uint2 group, uint thread_at) {
     uint first = group.y * TOKENS, lane = thread_at & 31;
     uint out = group.x * (M * THREADS / 2) + (thread_at >> 5) * (16 * M) + (lane >> 2);
-    w_rows<M> of;
+    weight_row of[2 * M];
 #pragma unroll
     for (uint i = 0; i < 2 * M; i++)
-        of.row[i] = row_at(w, out + 8 * i);
+        of[i] = row_at(w, out + 8 * i);
     ulong y_stride = a.y_stride;
     x_rows<THREADS> from = dense_rows<THREADS>(x, a.x_stride, first, rows, w.cols, thread_at);
     float4 acc[M][EIGHTS];
@@ -308,10 +304,10 @@ matmul_expert_large(constant sl_expert_args &a [[buffer(0)]], device const ulong
     const slab_list<slab_pointer> slabs = SL_SLABS;
     weights w = expert_weights(a, slabs, entry);
     uint lane = thread_at & 31, out = w_row + (thread_at >> 5) * 32 + (lane >> 2);
-    w_rows<2> of;
+    weight_row of[4];
 #pragma unroll
     for (uint i = 0; i < 4; i++)
-        of.row[i] = row_at(w, out + 8 * i);
+        of[i] = row_at(w, out + 8 * i);
     x_rows<SL_LARGE_THREADS> from = pair_rows(a, x, pairs, first, end, thread_at);
     float4 acc[2][EIGHTS];
     large_product<F, 2, SL_LARGE_THREADS>(memory, acc, of, w, from, thread_at);
@@ -360,11 +356,11 @@ matmul_gate_up(constant sl_expert_args &a [[buffer(0)]], device const ulong *tab
     const slab_list<slab_pointer> slabs = SL_SLABS;
     weights gate = expert_weights(a, slabs, entry), up = expert_weights(a, slabs, entry + 3);
     uint lane = thread_at & 31, out = w_row + (thread_at >> 5) * 16 + (lane >> 2);
-    w_rows<2> of;
+    weight_row of[4];
 #pragma unroll
     for (uint i = 0; i < 2; i++) {
-        of.row[i] = row_at(gate, out + 8 * i);
-        of.row[2 + i] = row_at(up, out + 8 * i);
+        of[i] = row_at(gate, out + 8 * i);
+        of[2 + i] = row_at(up, out + 8 * i);
     }
     x_rows<SL_LARGE_THREADS> from = pair_rows(a, x, pairs, first, end, thread_at);
     float4 acc[2][EIGHTS];

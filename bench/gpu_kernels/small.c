@@ -301,8 +301,7 @@ static bool group(bench *b, int rows, int experts, int k, uint32_t threads) {
     return say(&d, seconds, n * 4, right);
 }
 
-/* threads: 0 combine, else combine_norm. */
-static bool combine(bench *b, int rows, int cols, int k, uint32_t threads) {
+static bool combine(bench *b, int rows, int cols, int k) {
     char note[40];
     uint64_t pairs = (uint64_t)rows * (uint64_t)k, n = pairs * (uint64_t)cols;
     sl_step_head head = step_of(rows);
@@ -312,12 +311,12 @@ static bool combine(bench *b, int rows, int cols, int k, uint32_t threads) {
     uint8_t *done = malloc(pairs);
     memset(done, 1, pairs);
     node d = {.file = "moe.metal",
-              .entry = threads ? "combine_norm" : "combine",
+              .entry = "combine",
               .note = note,
               .args = &a,
               .args_bytes = sizeof a,
-              .groups = {threads ? (uint32_t)rows : (uint32_t)(cols + 255) / 256, threads ? 1 : (uint32_t)rows},
-              .threads = threads ? threads : 256};
+              .groups = {(uint32_t)(cols + 255) / 256, (uint32_t)rows},
+              .threads = 256};
     snprintf(note, sizeof note, "%d x %d, %d each", rows, cols, k);
     add_operand(b, &d, 1, x, n * 4, true);
     add_operand(b, &d, 2, x, pairs * 4, false);
@@ -327,10 +326,6 @@ static bool combine(bench *b, int rows, int cols, int k, uint32_t threads) {
     add_operand(b, &d, 6, NULL, (uint64_t)rows * (uint64_t)cols * 4, false);
     add_operand(b, &d, 7, NULL, (uint64_t)rows * 4, false);
     add_operand(b, &d, 8, &head, sizeof head, false);
-    if (threads) {
-        add_operand(b, &d, 9, x, (uint64_t)cols * 4, false);
-        add_operand(b, &d, 10, NULL, (uint64_t)rows * (uint64_t)cols * 4, false);
-    }
     double seconds = time_node(b, &d);
     int32_t *status = fetch(b, &d, 7);
     bool right = true;
@@ -359,35 +354,24 @@ static double worst_product(const float *w, const float *x, const float *y, int 
     return worst;
 }
 
-static void norm_row(float *x, const float *weight, int cols) {
-    double sum = 0;
-    for (int c = 0; c < cols; c++)
-        sum += (double)x[c] * x[c];
-    for (int c = 0; c < cols; c++)
-        x[c] = (float)(x[c] / sqrt(sum / cols + 1e-6) * weight[c]);
-}
-
-static bool narrow(bench *b, const char *kernel, int out, int cols, int rows, bool normed) {
+static bool narrow(bench *b, const char *kernel, int out, int cols, int rows) {
     char note[40], entry[32];
     bool narrow = strcmp(kernel, "narrow") == 0;
     uint64_t n = (uint64_t)out * (uint64_t)cols;
     uint32_t simds = (uint32_t)(cols + 1023) / 1024;
     sl_step_head head = step_of(rows);
-    sl_narrow_args a = {.w = {.row_bytes = (uint64_t)cols * 4, .rows = (uint32_t)out, .cols = (uint32_t)cols},
+    sl_matvec_args a = {.w = {.row_bytes = (uint64_t)cols * 4, .rows = (uint32_t)out, .cols = (uint32_t)cols},
                         .x_stride = (uint64_t)cols,
-                        .y_stride = (uint64_t)out,
-                        .normed_stride = (uint64_t)cols,
-                        .eps = 1e-6f};
+                        .y_stride = (uint64_t)out};
     float *w = random_floats(n), *x = random_floats((uint64_t)rows * (uint64_t)cols);
     node d = {.file = narrow ? "narrow.metal" : "matvec.metal",
               .entry = entry,
               .note = note,
               .args = &a,
-              .args_bytes = narrow ? sizeof a : sizeof(sl_matvec_args),
-              .constants = normed ? 1u << SL_FC_NORM : 0,
+              .args_bytes = sizeof a,
               .groups = {(uint32_t)(narrow ? out : (out + SL_MATVEC_ROWS - 1) / SL_MATVEC_ROWS), (uint32_t)rows},
               .threads = narrow ? SL_SIMD * (simds < 8 ? simds : 8) : SL_MATVEC_THREADS};
-    snprintf(note, sizeof note, "f32 %d x %d, %d rows%s", out, cols, rows, normed ? ", norm" : "");
+    snprintf(note, sizeof note, "f32 %d x %d, %d rows", out, cols, rows);
     snprintf(entry, sizeof entry, "%s_f32_a16", kernel);
     add_operand(b, &d, 1, w, n * 4, true);
     add_operand(b, &d, 2, w, 256, false);
@@ -395,15 +379,9 @@ static bool narrow(bench *b, const char *kernel, int out, int cols, int rows, bo
     add_operand(b, &d, 4, x, (uint64_t)rows * (uint64_t)cols * 4, true);
     add_operand(b, &d, 5, NULL, (uint64_t)rows * (uint64_t)out * 4, false);
     add_operand(b, &d, 6, w, 256, false);
-    if (narrow) {
-        add_operand(b, &d, 7, w, (uint64_t)cols * 4, false);
-        add_operand(b, &d, 8, NULL, (uint64_t)rows * (uint64_t)cols * 4, false);
-    }
     add_operand(b, &d, 9, &head, sizeof head, false);
     double seconds = time_node(b, &d);
     float *got = fetch(b, &d, 5);
-    for (int i = 0; i < rows && normed; i++)
-        norm_row(x + i * cols, w, cols);
     bool right = worst_product(w, x, got, out, cols, rows) < 1e-5;
     free(got);
     free(w);
@@ -473,13 +451,9 @@ bool bench_small(bench *b) {
     }
     right &= halves(b, many, 8, few ? 96 : 768, 96);
     right &= halves(b, many, 8, few ? 96 : 768, 192);
-    right &= combine(b, 1, wide, 8, 0);
-    right &= combine(b, 32, wide, 8, 0);
-    right &= combine(b, many, wide, 8, 0);
-    for (uint32_t threads = 256; threads <= 1024; threads *= 2) {
-        right &= combine(b, 1, wide, 8, threads);
-        right &= combine(b, 8, wide, 8, threads);
-    }
+    right &= combine(b, 1, wide, 8);
+    right &= combine(b, 32, wide, 8);
+    right &= combine(b, many, wide, 8);
     for (int units = 2; units <= 8; units *= 2) {
         right &= split(b, 128, wide, 32, units);
         right &= split(b, 128, wide, many, units);
@@ -494,13 +468,11 @@ bool bench_small(bench *b) {
     right &= group(b, 4 * many, 512, 10, 512);
     for (int i = 0; i < 2; i++) {
         const char *kernel = i ? "matvec" : "narrow";
-        right &= narrow(b, kernel, 128, wide, 1, false);
-        right &= narrow(b, kernel, few ? 9 : 512, few ? 96 : 4096, 1, false);
-        right &= narrow(b, kernel, 128, wide, 8, false);
-        right &= narrow(b, kernel, 1, wide, 1, false);
+        right &= narrow(b, kernel, 128, wide, 1);
+        right &= narrow(b, kernel, few ? 9 : 512, few ? 96 : 4096, 1);
+        right &= narrow(b, kernel, 128, wide, 8);
+        right &= narrow(b, kernel, 1, wide, 1);
     }
-    right &= narrow(b, "narrow", 128, wide, 1, true);
-    right &= narrow(b, "narrow", 128, wide, 8, true);
-    right &= narrow(b, "narrow", 1, wide, many, false);
+    right &= narrow(b, "narrow", 1, wide, many);
     return right;
 }

@@ -91,10 +91,9 @@
 #define SL_FC_IN_PLACE    15 /* delta_finish: z is dst */
 #define SL_FC_BY_LOGIT    16 /* router: experts are chosen by their logits; with NORMALIZE, softmax among the chosen */
 #define SL_FC_GROUPS      17 /* router: from the best groups only */
-#define SL_FC_PREPARE     21 /* attention_few: norms, rotation and storing, too */
 #define SL_FC_CLAMP       18 /* experts: clamped SwiGLU instead of SiLU */
 #define SL_FC_HALF        19 /* rms_norm: half rows, too */
-#define SL_FC_NORM        20 /* narrow: of the rows' norm. */
+#define SL_FC_PREPARE     20 /* attention_few: norms, rotation and storing, too */
 
 /* ---- the step buffer --------------------------------------------------------------------------------------------- */
 
@@ -143,16 +142,6 @@ typedef struct sl_matvec_args {
 } sl_matvec_args;
 SL_ARGS_AT(sl_matvec_args, x_stride, 32);
 SL_ARGS_SIZE(sl_matvec_args, 48);
-
-typedef struct sl_narrow_args {
-    sl_weights_args w;
-    uint64_t x_stride, y_stride, normed_stride;
-    float eps;
-    uint32_t reserved;
-} sl_narrow_args;
-SL_ARGS_AT(sl_narrow_args, x_stride, 32);
-SL_ARGS_AT(sl_narrow_args, eps, 56);
-SL_ARGS_SIZE(sl_narrow_args, 64);
 
 typedef struct sl_matmul_args {
     sl_weights_args w;
@@ -295,13 +284,9 @@ typedef struct sl_combine_args {
     uint64_t out_stride; /* of an expert's output row */
     uint64_t shared_stride, residual_stride;
     uint32_t cols, top_k;
-    uint64_t normed_stride; /* combine_norm */
-    float eps;
-    uint32_t reserved;
 } sl_combine_args;
 SL_ARGS_AT(sl_combine_args, cols, 24);
-SL_ARGS_AT(sl_combine_args, eps, 40);
-SL_ARGS_SIZE(sl_combine_args, 48);
+SL_ARGS_SIZE(sl_combine_args, 32);
 
 /* A tile of the grouped matmul: pairs [first, end) of the list, all of one expert. */
 typedef struct sl_pair_tile {

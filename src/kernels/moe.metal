@@ -21,9 +21,7 @@
 //                leaves its row alone and sets status[row]. Grid (any, rows); bytes 4 * (k + 3) per element; the
 //                order and the roundings are the CPU's. Slots: 1 out, 2 weight, 3 done, 4 shared, 5 gate[rows],
 //                6 residual, 7 status[rows], 8 step
-//   combine_norm the same, and normed = rms_norm of the residual (rows.metal), so that a kernel less waits for another;
-//                grid (rows), a threadgroup has a row. Slots: as combine, 9 weight[cols], 10 normed
-#include "row.h"
+#include "step.h"
 
 SL_SWITCH(fc_bias, SL_FC_BIAS)
 SL_SWITCH(fc_sigmoid, SL_FC_SIGMOID)
@@ -304,37 +302,4 @@ inline bool is_complete(device const uchar *done, device const int *step, uint r
         if (complete)
             *to = v;
     }
-}
-
-[[kernel]] void combine_norm(constant sl_combine_args &a [[buffer(0)]], device const float *out [[buffer(1)]],
-                             device const float *weight [[buffer(2)]], device const uchar *done [[buffer(3)]],
-                             device const float *shared [[buffer(4)]], device const float *gate [[buffer(5)]],
-                             device float *residual [[buffer(6)]], device int *status [[buffer(7)]],
-                             device const int *step [[buffer(8)]], device const float *norm [[buffer(9)]],
-                             device float *normed [[buffer(10)]], uint row [[threadgroup_position_in_grid]],
-                             uint thread_at [[thread_position_in_threadgroup]],
-                             uint threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
-                             uint simd [[simdgroup_index_in_threadgroup]], uint simds [[simdgroups_per_threadgroup]]) {
-    threadgroup float sums[NORM_SUMS][32];
-    place p = {thread_at, threads, lane, simd, simds};
-    if (row >= uint(step_head(step).rows))
-        return;
-    bool complete = is_complete(done, step, row, a.top_k, lane);
-    if (thread_at == 0)
-        status[row] = complete ? 0 : 1;
-    combined r = combined_of(a, out, weight, shared, gate, row);
-    device float *to = residual + ulong(row) * a.residual_stride;
-    float v[ROW_VALUES];
-    load_row(v, to, a.cols, p);
-#pragma unroll
-    for (uint i = 0; i < ROW_VALUES; i++) {
-        uint c = thread_at + i * threads;
-        if (c < a.cols && complete) {
-            v[i] = v[i] + combine_at(r, c);
-            to[c] = v[i];
-        }
-    }
-    for (uint c = beyond(p); c < a.cols && complete; c += threads)
-        to[c] = to[c] + combine_at(r, c);
-    put_norm(normed + ulong(row) * a.normed_stride, v, to, norm, a.cols, a.eps, sums, p);
 }

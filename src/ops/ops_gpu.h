@@ -216,9 +216,7 @@ typedef struct gpu_run {
     int32_t combined;       /* MoE layer whose status is to be looked at after the next wait; -1: none */
     gpu_phase phase;        /* what is encoded now */
     gpu_group group[GPU_MATMUL_ROWS];
-    int groups;           /* 0: many rows */
-    const op *norm_ahead; /* few rows: a norm that the router's product does; NULL: none */
-    const op *norm_done;  /* that the experts' sums have done */
+    int groups; /* 0: many rows */
     /* Many rows: of what scratch.half has the half rows, until that is written to. */
     struct gpu_halves {
         const float *at; /* NULL: of nothing known */
@@ -456,12 +454,6 @@ typedef struct gpu_product {
     int32_t rows;
     bool outs, add;
 } gpu_product;
-/* o, if it is a norm of a view of few rows that another kernel of these rows may do; NULL: it is not. */
-const op *gpu_norm_of(const gpu_run *r, const op *o, const sl_view *src);
-/* A product of few rows with few outputs, as narrow.metal takes it; norm (NULL: none): x is its src, and its result is
- * left where it says. */
-bool gpu_takes_narrow(gpu_run *r, const sl_weight *w);
-bool gpu_multiply_narrow(gpu_run *r, const gpu_product *p, const op *norm);
 /* Half rows as x has them, times W, in splits of split_units units: y[split][rows][W.rows]. */
 bool gpu_multiply_split(gpu_run *r, const gpu_product *p, uint32_t splits, uint32_t split_units);
 bool gpu_multiply(gpu_run *r, const gpu_product *p);

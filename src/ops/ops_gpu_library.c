@@ -137,7 +137,7 @@ static const uint32_t file_constants[GPU_FILES] = {
                 1u << SL_FC_SELECT_BIAS | 1u << SL_FC_SHARED | 1u << SL_FC_SHARED_GATE | 1u << SL_FC_BY_LOGIT |
                 1u << SL_FC_GROUPS,
     [GPU_EXPERT] = 1u << SL_FC_OUTS | 1u << SL_FC_LEAVES | 1u << SL_FC_BIAS | 1u << SL_FC_CLAMP,
-    [GPU_NARROW] = 1u << SL_FC_OUTS | 1u << SL_FC_BIAS | 1u << SL_FC_NORM,
+    [GPU_NARROW] = 1u << SL_FC_OUTS | 1u << SL_FC_BIAS,
     [GPU_SPLIT] = 1u << SL_FC_OUTS,
     [GPU_FEW] = 1u << SL_FC_OUTS | 1u << SL_FC_ADD | 1u << SL_FC_LEAVES | 1u << SL_FC_BIAS | 1u << SL_FC_CLAMP,
     [GPU_DELTA] = 1u << SL_FC_OUTS | 1u << SL_FC_BIAS | 1u << SL_FC_IN_PLACE,

@@ -11,8 +11,6 @@
 
 enum {
     READY_MAX = 64,
-    COMBINE_THREADS = 1024,
-    COMBINE_COLS = 2 /* of a thread of combine_norm, up to COMBINE_THREADS */,
     GROUP_THREADS = 512,
     GROUP_PAIRS_EACH = 4 /* of a thread of group_pairs, up to GROUP_THREADS */
 };
@@ -74,11 +72,7 @@ bool gpu_moe_route(gpu_moe *x) {
                         .tile_rows = gpu_moe_tile(x),
                         .splits = splits,
                         .split_stride = logits};
-    const op *norm = r->norm_ahead;
-    r->norm_ahead = NULL;
-    if (!(x->many ? gpu_multiply_split(r, &p, splits, units)
-          : norm  ? gpu_multiply_narrow(r, &p, norm)
-                  : gpu_multiply(r, &p)))
+    if (!(x->many ? gpu_multiply_split(r, &p, splits, units) : gpu_multiply(r, &p)))
         return false;
     uint32_t bits = router_bits(m) | (bias_here ? 1u << SL_FC_BIAS : 0);
     gpu_call c = gpu_call_begin(r, GPU_MOE, bits, &a, sizeof a, router_entry(m));
@@ -278,15 +272,6 @@ static bool iterate(gpu_moe *x, const int32_t *ids, int32_t n) {
     return ok;
 }
 
-static bool end_combine_norm(gpu_moe *x, gpu_call *c, const op *norm) {
-    gpu_run *r = x->r;
-    const sl_weight *w = &norm->u.norm.weight;
-    uint32_t threads = SL_SIMD * gpu_ceil_div(x->hidden, SL_SIMD * COMBINE_COLS);
-    gpu_call_bind(c, 9, gpu_at(r->o, w->buffer, w->offset[0]), (uint64_t)x->hidden * sizeof(float));
-    gpu_call_bind(c, 10, gpu_view_at(r, &norm->dst), gpu_rows_bytes(x->rows, norm->dst.stride, x->hidden));
-    return gpu_call_end(c, (uint32_t)x->rows, 1, 1, threads < COMBINE_THREADS ? threads : COMBINE_THREADS);
-}
-
 bool gpu_moe_combine(gpu_moe *x) {
     gpu_run *r = x->r;
     const sl_moe *m = x->m;
@@ -298,12 +283,7 @@ bool gpu_moe_combine(gpu_moe *x) {
                          .residual_stride = (uint64_t)x->o->dst.stride,
                          .cols = (uint32_t)x->hidden,
                          .top_k = (uint32_t)m->top_k};
-    const op *norm = gpu_norm_of(r, x->o + 1, &x->o->dst);
-    if (norm) {
-        a.normed_stride = (uint64_t)norm->dst.stride;
-        a.eps = norm->u.norm.eps;
-    }
-    gpu_call c = gpu_call_begin(r, GPU_MOE, bits, &a, sizeof a, norm ? "combine_norm" : "combine");
+    gpu_call c = gpu_call_begin(r, GPU_MOE, bits, &a, sizeof a, "combine");
     gpu_call_bind(&c, 1, s->out, pair_count(x) * (uint64_t)x->hidden * sizeof(float));
     gpu_call_bind(&c, 2, s->weight, pair_count(x) * sizeof(float));
     gpu_call_bind(&c, 3, s->done, pair_count(x));
@@ -313,9 +293,6 @@ bool gpu_moe_combine(gpu_moe *x) {
     gpu_call_bind(&c, 7, x->status, (uint64_t)x->rows * sizeof(int32_t));
     gpu_bind_step(&c, 8);
     r->combined = m->layer;
-    r->norm_done = norm;
-    if (norm)
-        return end_combine_norm(x, &c, norm);
     return gpu_call_end(&c, gpu_ceil_div(x->hidden, 256), (uint32_t)x->rows, 1, 256);
 }
 

@@ -59,33 +59,7 @@ bool gpu_run_embed(gpu_run *r, const op *o) {
     return gpu_call_end(&c, gpu_ceil_div(w->matrix.cols, 32 * 32), (uint32_t)rows, 1, 32);
 }
 
-static bool same_view(const sl_view *a, const sl_view *b) {
-    return a->buffer == b->buffer && a->offset == b->offset && a->stride == b->stride && a->cols == b->cols &&
-           a->rows == b->rows;
-}
-
-const op *gpu_norm_of(const gpu_run *r, const op *o, const sl_view *src) {
-    while (o < r->p->list + r->p->count && o->kind == OP_CHECKPOINT)
-        o++;
-    bool is = o < r->p->list + r->p->count && o->kind == OP_RMS_NORM && same_view(&o->src, src) &&
-              src->rows == SL_ROWS_ALL && r->step->rows < GPU_MATMUL_ROWS &&
-              gpu_view_at(r, &o->dst) != gpu_view_at(r, &o->src);
-    return is ? o : NULL;
-}
-
-/* Left to the router's product that comes next. */
-static bool defer_norm(gpu_run *r, const op *o) {
-    const op *next = o + 1;
-    bool moe = gpu_norm_of(r, o, &o->src) == o && next < r->p->list + r->p->count && next->kind == OP_MOE &&
-               same_view(&next->src, &o->dst) && gpu_takes_narrow(r, &next->u.moe.router);
-    if (moe)
-        r->norm_ahead = o;
-    return moe;
-}
-
 bool gpu_run_norm(gpu_run *r, const op *o) {
-    if (r->norm_done == o || defer_norm(r, o))
-        return true;
     const sl_weight *w = &o->u.norm.weight;
     const gpu_scratch *m = &r->o->scratch;
     int32_t rows = gpu_view_rows(r, &o->src);
@@ -201,30 +175,16 @@ static uint32_t narrow_threads(int64_t cols) {
     return SL_SIMD * (simds < SL_NARROW_SIMDS ? simds : SL_NARROW_SIMDS);
 }
 
-bool gpu_takes_narrow(gpu_run *r, const sl_weight *w) {
-    return w->matrix.rows <= GPU_NARROW_ROWS && !(r->o->few && format_of(r, w).few);
-}
-
-bool gpu_multiply_narrow(gpu_run *r, const gpu_product *p, const op *norm) {
+static bool multiply_narrow(gpu_run *r, const gpu_product *p) {
     char entry[64];
     const sl_matrix *w = &p->weight->matrix;
-    sl_narrow_args a = {.w = gpu_weights_args(w),
-                        .x_stride = (uint64_t)(norm ? norm->src.stride : p->x_stride),
-                        .y_stride = (uint64_t)p->y_stride,
-                        .normed_stride = (uint64_t)(norm ? norm->dst.stride : 0),
-                        .eps = norm ? norm->u.norm.eps : 0};
+    sl_matvec_args a = {.w = gpu_weights_args(w), .x_stride = (uint64_t)p->x_stride, .y_stride = (uint64_t)p->y_stride};
     entry_of(r, "narrow", p->weight, entry);
-    uint32_t bits = product_bits(p) | (norm ? 1u << SL_FC_NORM : 0);
-    gpu_call c = gpu_call_begin(r, GPU_NARROW, bits, &a, sizeof a, entry);
+    gpu_call c = gpu_call_begin(r, GPU_NARROW, product_bits(p), &a, sizeof a, entry);
     gpu_call_weight(&c, 1, p->weight);
-    gpu_call_bind(&c, 4, norm ? gpu_view_at(r, &norm->src) : p->x,
-                  gpu_rows_bytes(p->rows, (int64_t)a.x_stride, w->cols));
+    gpu_call_bind(&c, 4, p->x, gpu_rows_bytes(p->rows, p->x_stride, w->cols));
     gpu_call_bind(&c, 5, p->y, gpu_rows_bytes(p->rows, p->y_stride, w->rows));
     bind_bias(&c, 6, p->bias, w->rows);
-    const sl_weight *by = norm ? &norm->u.norm.weight : NULL;
-    gpu_call_bind(&c, 7, by ? gpu_at(r->o, by->buffer, by->offset[0]) : NULL, (uint64_t)w->cols * sizeof(float));
-    gpu_call_bind(&c, 8, norm ? gpu_view_at(r, &norm->dst) : NULL,
-                  gpu_rows_bytes(p->rows, (int64_t)a.normed_stride, w->cols));
     gpu_bind_step(&c, 9);
     return gpu_call_end(&c, (uint32_t)w->rows, (uint32_t)p->rows, 1, narrow_threads(w->cols));
 }
@@ -235,8 +195,8 @@ static bool multiply_few(gpu_run *r, const gpu_product *p) {
     sl_matvec_args a = {.w = gpu_weights_args(w), .x_stride = (uint64_t)p->x_stride, .y_stride = (uint64_t)p->y_stride};
     kernel_format f = format_of(r, p->weight);
     bool few = r->o->few && f.few;
-    if (!p->add && gpu_takes_narrow(r, p->weight))
-        return gpu_multiply_narrow(r, p, NULL);
+    if (!few && !p->add && w->rows <= GPU_NARROW_ROWS)
+        return multiply_narrow(r, p);
     (few ? kernel_few_entry : kernel_entry)(entry, sizeof entry, few ? "few" : "matvec", &f);
     gpu_call c = gpu_call_begin(r, few ? GPU_FEW : GPU_MATVEC, product_bits(p), &a, sizeof a, entry);
     gpu_call_weight(&c, 1, p->weight);

@@ -2,8 +2,6 @@
  * pairs that were never computed. */
 #include "support_kernels.h"
 
-#include "cpu/cpu_ops.h"
-
 #include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -374,88 +372,6 @@ static void add_up(rng *r, int32_t rows, int32_t cols, int32_t top_k, bool share
     free(step.words);
 }
 
-/* combine_norm leaves the bits that combine leaves, and the norm of them. */
-static void add_up_and_norm(rng *r, int32_t rows, int32_t cols, int32_t top_k, bool shared, int missing, float size,
-                            uint32_t threads) {
-    int64_t stride = cols + 1, to = cols + 3;
-    size_t pairs = (size_t)(rows * top_k), n = (size_t)(rows * stride), m = (size_t)(rows * to);
-    float *o = kernel_floats(r, pairs * (size_t)cols, size), *w = kernel_floats(r, pairs, 1),
-          *s = kernel_floats(r, (size_t)(rows * cols), size), *gate = kernel_floats(r, (size_t)rows, 1),
-          *norm = kernel_floats(r, (size_t)cols, 1), *want = kernel_floats(r, n, size), *got = malloc(n * 4),
-          *normed = kernel_poison(m), *ref = malloc((size_t)cols * 4);
-    uint8_t *done = malloc(pairs);
-    int32_t *status = malloc((size_t)rows * 4), *also = malloc((size_t)rows * 4);
-    memcpy(got, want, n * 4);
-    memset(done, 1, pairs);
-    memset(status, 0xff, (size_t)rows * 4);
-    memset(also, 0xff, (size_t)rows * 4);
-    if (missing >= 0)
-        done[missing] = 0;
-    kernel_step step = kernel_step_new(&(kernel_rows){.rows = rows});
-    sl_combine_args args = {.out_stride = (uint64_t)cols,
-                            .shared_stride = (uint64_t)cols,
-                            .residual_stride = (uint64_t)stride,
-                            .cols = (uint32_t)cols,
-                            .top_k = (uint32_t)top_k,
-                            .normed_stride = (uint64_t)to,
-                            .eps = 1e-6f};
-    kernel_binding b[] = {in(0, &args, sizeof args),
-                          in(1, o, pairs * (size_t)cols * 4),
-                          in(2, w, pairs * 4),
-                          in(3, done, pairs),
-                          in(4, s, (size_t)(rows * cols) * 4),
-                          in(5, gate, (size_t)rows * 4),
-                          out(6, want, n * 4),
-                          out(7, status, (size_t)rows * 4),
-                          in(8, step.words, step.bytes),
-                          in(9, norm, (size_t)cols * 4),
-                          out(10, normed, m * 4)};
-    sl_gpu_constant constants[] = {KERNEL_TRUE(SL_FC_SHARED), KERNEL_TRUE(SL_FC_SHARED_GATE)};
-    kernel_call call = {.entry = "combine",
-                        .groups = {2, (uint32_t)rows, 1},
-                        .threads = {32, 1, 1},
-                        .bindings = b,
-                        .count = 9,
-                        .constants = constants,
-                        .constant_count = shared ? 2 : 0};
-    kernels_run(&k, &call);
-    b[6] = out(6, got, n * 4);
-    b[7] = out(7, also, (size_t)rows * 4);
-    call.entry = "combine_norm";
-    call.groups[0] = (uint32_t)rows + 1;
-    call.groups[1] = 1;
-    call.threads[0] = threads;
-    call.count = 11;
-    kernels_run(&k, &call);
-    assert_memory_equal(got, want, n * 4);
-    assert_memory_equal(also, status, (size_t)rows * 4);
-    double worst = 0;
-    for (int32_t i = 0; i < rows; i++) {
-        cpu_ops_get("scalar")->rms_norm(ref, want + i * stride, norm, cols, 1e-6f);
-        for (int32_t c = 0; c < cols; c++)
-            worst = worse_of(worst, fabs(normed[i * to + c] - ref[c]) / (fabs(ref[c]) + 1e-30));
-        for (int64_t c = cols; c < to; c++)
-            assert_true(isnan(normed[i * to + c]));
-    }
-    kernels_result(&k, "combine_norm", worst, 1e-5);
-    float *floats[] = {o, w, s, gate, norm, want, got, normed, ref};
-    for (size_t i = 0; i < SL_COUNT(floats); i++)
-        free(floats[i]);
-    free(done);
-    free(status);
-    free(also);
-    free(step.words);
-}
-
-static void combine_norm_is_both(void **state) {
-    rng r = {seed + 3};
-    add_up_and_norm(&r, 3, 77, 4, false, -1, 1, 32);
-    add_up_and_norm(&r, 2, 130, 9, true, -1, 1, 64);
-    add_up_and_norm(&r, 2, 515, 3, true, -1, 1, 32); /* more than registers hold */
-    add_up_and_norm(&r, 2, 301, 2, false, -1, 1e30f, 96);
-    add_up_and_norm(&r, 3, 300, 5, false, 7, 1, 32); /* a pair that never came */
-}
-
 static void combine_adds_in_rank_order(void **state) {
     rng r = {seed + 2};
     add_up(&r, 3, 77, 4, false, false, -1, 1);
@@ -474,7 +390,6 @@ int main(void) {
         cmocka_unit_test(the_router_chooses_as_the_cpu),
         cmocka_unit_test(pairs_are_listed_by_expert),
         cmocka_unit_test(combine_adds_in_rank_order),
-        cmocka_unit_test(combine_norm_is_both),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     kernels_close(&k);

@@ -1,9 +1,7 @@
-/* Products with few outputs, of rows or of their norm, on the soft device, against float64: each kind of format,
- * columns that fill part of a SIMD-group, several SIMD-groups and several turns; rows and outputs that a grid has too
- * many; a row's bits whatever rows are beside it. */
+/* Products with few outputs, on the soft device, against float64: each kind of format, columns that fill part of a
+ * SIMD-group, several SIMD-groups and several turns; rows and outputs that a grid has too many; a row's bits whatever
+ * rows are beside it. */
 #include "support_kernels.h"
-
-#include "cpu/cpu_ops.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -26,32 +24,23 @@ typedef struct product {
     int64_t cols;
     uint32_t simds;
     bool bias, outs;
-    float norm; /* size of rows that are normed; 0: they are not */
 } product;
 
 static kernel_matrix w;
-static float *x, *y, *bias, *weight, *normed;
-static int64_t ldx, ldy, ldn;
+static float *x, *y, *bias;
+static int64_t ldx, ldy;
 
 static void multiply(const product *p, const char *entry) {
     kernel_step step = kernel_step_new(&(kernel_rows){.rows = p->outs ? 1 : p->rows, .outs = p->outs ? p->rows : 0});
-    sl_narrow_args args = {.w = kernel_weights(&w.m),
-                           .x_stride = (uint64_t)ldx,
-                           .y_stride = (uint64_t)ldy,
-                           .normed_stride = (uint64_t)ldn,
-                           .eps = 1e-6f};
-    kernel_binding b[10] = {in(0, &args, sizeof args)};
+    sl_matvec_args args = {.w = kernel_weights(&w.m), .x_stride = (uint64_t)ldx, .y_stride = (uint64_t)ldy};
+    kernel_binding b[8] = {in(0, &args, sizeof args)};
     size_t n = 1 + kernel_bind_weights(b + 1, &w, 1, p->v.align);
     b[n++] = in(4, x, (size_t)((p->rows - 1) * ldx + p->cols) * 4);
     b[n++] = out(5, y, (size_t)((p->rows + 1) * ldy) * 4);
     b[n++] = in(6, bias, (size_t)p->out * 4);
-    b[n++] = in(7, weight, (size_t)p->cols * 4);
-    b[n++] = out(8, normed, (size_t)(p->rows * ldn) * 4);
     b[n++] = in(9, step.words, step.bytes);
-    sl_gpu_constant constants[3];
+    sl_gpu_constant constants[2];
     size_t m = 0;
-    if (p->norm > 0)
-        constants[m++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_NORM);
     if (p->bias)
         constants[m++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_BIAS);
     if (p->outs)
@@ -64,24 +53,6 @@ static void multiply(const product *p, const char *entry) {
                                    .constants = constants,
                                    .constant_count = m});
     free(step.words);
-}
-
-/* What was left at normed is the norm, and is what was multiplied. */
-static void check_norm(const product *p) {
-    float *ref = malloc((size_t)p->cols * 4);
-    double worst = 0;
-    for (int32_t i = 0; i < p->rows; i++) {
-        cpu_ops_get("scalar")->rms_norm(ref, x + i * ldx, weight, (int32_t)p->cols, 1e-6f);
-        for (int64_t c = 0; c < ldn; c++) {
-            float got = normed[i * ldn + c];
-            assert_true(c < p->cols ? isfinite(got) : isnan(got));
-            if (c < p->cols)
-                worst = worse_of(worst, fabs(got - ref[c]) / (fabs(ref[c]) + 1e-30));
-        }
-        memcpy(x + i * ldx, normed + i * ldn, (size_t)p->cols * 4);
-    }
-    free(ref);
-    kernels_result(&k, "narrow's norm", worst, 1e-5);
 }
 
 static double worst_error(const product *p) {
@@ -105,25 +76,14 @@ static void run(rng *r, const product *p) {
     w = kernel_matrix_new(r, p->v.format, p->v.group, p->v.side, p->out, p->cols);
     ldx = p->cols + 3;
     ldy = p->out + 2;
-    ldn = p->cols + 1;
-    x = kernel_floats(r, (size_t)(p->rows * ldx), p->norm > 0 ? p->norm : 1);
-    weight = kernel_floats(r, (size_t)p->cols, 1);
-    normed = kernel_poison((size_t)(p->rows * ldn));
-    float *before = malloc((size_t)(p->rows * ldx) * 4);
-    memcpy(before, x, (size_t)(p->rows * ldx) * 4);
+    x = kernel_floats(r, (size_t)(p->rows * ldx), 1);
     bias = kernel_floats(r, (size_t)p->out, 1);
     y = kernel_poison((size_t)((p->rows + 1) * ldy));
     multiply(p, entry);
     for (int32_t i = 0; i <= p->rows; i++)
         for (int64_t c = i < p->rows ? p->out : 0; c < ldy; c++)
             assert_true(isnan(y[i * ldy + c]));
-    if (p->norm > 0)
-        check_norm(p);
-    else
-        assert_true(isnan(normed[0]));
     kernels_result(&k, entry, worst_error(p), 1e-5);
-    memcpy(x, before, (size_t)(p->rows * ldx) * 4);
-    free(before);
     /* the last row alone */
     float *all = y;
     product one = *p;
@@ -137,8 +97,6 @@ static void run(rng *r, const product *p) {
     free(all);
     free(rows);
     free(bias);
-    free(weight);
-    free(normed);
     kernel_matrix_free(&w);
 }
 
@@ -150,11 +108,7 @@ static void few_outputs_are_float64s_and_a_rows_own(void **state) {
         run(&r, &(product){*v, 1, 2, kernel_variant_cols(&r, v, 2100), 1, .outs = true});
         run(&r, &(product){*v, 3, 2, kernel_variant_cols(&r, v, 5000), 3, .bias = i % 2});
         run(&r, &(product){*v, 2, 2, 2048, 2, .bias = false});
-        run(&r, &(product){*v, 3, 2, kernel_variant_cols(&r, v, 700), 1, .norm = 1, .bias = i % 2});
     }
-    run(&r, &(product){variants[0], 2, 3, 1500, 2, .norm = 1e-3f});
-    run(&r, &(product){variants[1], 3, 2, 77, 1, .norm = 1e30f}); /* squares overflow */
-    run(&r, &(product){variants[4], 2, 2, 2048, 2, .norm = 1e30f, .outs = true});
     run(&r, &(product){variants[0], 2, 2, 8192 + 512, 8, .bias = false});
     run(&r, &(product){variants[1], 2, 2, 1, 1, .bias = true});
 }

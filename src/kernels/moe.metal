@@ -213,7 +213,9 @@ SL_KERNEL("router_2048", router, 64)
     if (lane == 0)
         part[simd] = sums;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    uint3 theirs = lane < simds ? part[lane] : uint3(0);
+    uint3 theirs = uint3(0);
+    if (lane < simds)
+        theirs = part[lane];
     uint first = simd_sum(theirs.x), tile = simd_sum(theirs.y), own = simd_sum(theirs.z);
     uint at = first + simd_sum(lane < simd ? theirs.z : 0);
     for (uint i = begin; i < end && sums.z != 0; i += SL_SIMD) {

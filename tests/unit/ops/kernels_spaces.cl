@@ -26,6 +26,9 @@ template <class T> struct vector2 {
 };
 template <class T> struct vector3 {
     T x, y, z;
+    vector3() = default;
+    vector3(T a) : x(a), y(a), z(a) {}
+    vector3(T a, T b, T c) : x(a), y(b), z(c) {}
 };
 template <class T> struct alignas(4 * sizeof(T)) vector4 {
     T x, y, z, w;
@@ -97,6 +100,13 @@ COMPARED(float)
 LANES(int)
 LANES(uint)
 LANES(float)
+ulong simd_ballot(bool x);
+bool simd_all(bool x);
+uint popcount(uint x);
+enum memory_order { memory_order_relaxed };
+void atomic_store_explicit(threadgroup atomic_uint *p, uint v, memory_order o);
+uint atomic_load_explicit(threadgroup atomic_uint *p, memory_order o);
+uint atomic_fetch_add_explicit(threadgroup atomic_uint *p, uint v, memory_order o);
 enum class mem_flags { mem_none, mem_device, mem_threadgroup };
 mem_flags operator|(mem_flags a, mem_flags b);
 void threadgroup_barrier(mem_flags f);

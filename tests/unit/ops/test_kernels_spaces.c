@@ -19,6 +19,7 @@ static const char *const files[] = {"matvec.metal",
                                     "matmul.metal",
                                     "rows.metal",
                                     "moe.metal",
+                                    "narrow.metal",
                                     "attention_prepare.metal",
                                     "attention_decode.metal",
                                     "attention_prefill.metal",
@@ -52,11 +53,13 @@ static void strip_attributes(char *text) {
 }
 
 /* A declaration in threadgroup memory in a kernel's body, which OpenCL knows in functions of another kind only:
- * `    threadgroup T name;` or `    threadgroup T name[n];` becomes a reference or a pointer. */
+ * `    threadgroup T name;` becomes a reference, `    threadgroup T name[n];` and `name[n][m];` a pointer. */
 static bool put_declaration(sl_buf *out, const char *line) {
-    char type[64], name[64], size[16];
-    if (sscanf(line, "    threadgroup %63[a-z_] %63[a-z]%15[[0-9]];", type, name, size) == 3)
-        return sl_buf_printf(out, "    threadgroup %s *%s = 0;\n", type, name);
+    char type[64], name[64];
+    int at = 0;
+    if (sscanf(line, "    threadgroup %63[a-z_0-9] %63[a-z][%*[^]]]%n", type, name, &at) == 2 && at > 0)
+        return sl_buf_printf(out, "    threadgroup %s (*%s)%.*s = 0;\n", type, name, (int)strcspn(line + at, ";"),
+                             line + at);
     int end = 0;
     if (sscanf(line, "    threadgroup %63[a-z_] %63[a-z];%n", type, name, &end) == 2 && end > 0 && line[end] == '\n')
         return sl_buf_printf(out, "    threadgroup %s &%s = *(threadgroup %s *)0;\n", type, name, type);

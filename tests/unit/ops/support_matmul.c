@@ -23,7 +23,7 @@ const kernel_variant matmul_variants[MATMUL_VARIANTS] = {
     {SL_MXFP4_SPLIT, 0, 0, 4},   {SL_FP8, 128, SL_F32, 4},
     {SL_NVFP4, 0, 0, 4},         {SL_IQ3_S, 0, 0, 2},
     {SL_TQ1_0, 0, 0, 2},         {SL_MXFP4, 0, 0, 1},
-    {SL_AFFINE4, 32, SL_F16, 4}, {SL_Q4_0, 0, 0, 1},
+    {SL_AFFINE4, 32, SL_F16, 1}, {SL_Q4_0, 0, 0, 1},
     {SL_Q4_K, 0, 0, 2},          {SL_AFFINE4, 64, SL_F32, 16},
 };
 

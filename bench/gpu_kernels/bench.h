@@ -12,8 +12,8 @@ typedef struct options {
     const char *device;
     uint64_t mib;
     int matrices, rounds, tokens;
-    bool products, attention, tiles, small; /* what is timed */
-    int64_t rows, cols;                     /* 0: the two shapes of products */
+    bool products, attention, tiles, small, batch; /* what is timed */
+    int64_t rows, cols;                            /* 0: the two shapes of products */
 } options;
 
 typedef struct bench {
@@ -39,5 +39,6 @@ bool bench_products(bench *b);
 bool bench_attention(bench *b);
 bool bench_tiles(bench *b);
 bool bench_small(bench *b);
+bool bench_batch(bench *b);
 
 #endif

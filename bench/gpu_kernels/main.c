@@ -1,7 +1,7 @@
 /* How fast the kernels are on a device, as shares of what it reads in the same run.
  *
  *   gpu_kernels [--device NAME] [--mib N] [--matrices N] [--rounds N] [--rows N] [--cols N] [--tokens N]
- *               [--only products|attention|tiles|small]
+ *               [--only products|attention|tiles|small|batch]
  *
  * A row of the table: a kept list of N dispatches over distinct matrices that together are at least --mib MiB (default
  * 512), so that nothing is in a cache; microseconds of a dispatch, GB/s of weights, and the share of what a kernel that
@@ -112,7 +112,8 @@ static options parse(int argc, char **argv) {
                  .products = true,
                  .attention = true,
                  .tiles = true,
-                 .small = true};
+                 .small = true,
+                 .batch = true};
     for (int i = 1; i + 1 < argc; i += 2) {
         long long v = atoll(argv[i + 1]);
         if (strcmp(argv[i], "--device") == 0)
@@ -128,6 +129,7 @@ static options parse(int argc, char **argv) {
             o.attention = strcmp(argv[i + 1], "attention") == 0;
             o.tiles = strcmp(argv[i + 1], "tiles") == 0;
             o.small = strcmp(argv[i + 1], "small") == 0;
+            o.batch = strcmp(argv[i + 1], "batch") == 0;
         } else if (strcmp(argv[i], "--tokens") == 0)
             o.tokens = v < 1 ? 1 : (int)v;
         else if (strcmp(argv[i], "--rows") == 0)
@@ -152,6 +154,7 @@ int main(int argc, char **argv) {
     right &= !b.opt.attention || bench_attention(&b);
     right &= !b.opt.tiles || bench_tiles(&b);
     right &= !b.opt.small || bench_small(&b);
+    right &= !b.opt.batch || strcmp(b.info.device, "metal") == 0 || bench_batch(&b);
     sl_gpu_stream_free(b.stream);
     sl_gpu_close(b.gpu);
     return !right;

@@ -35,6 +35,10 @@
 #define SL_FEW_ROWS    16
 #define SL_FEW_COLS    256
 #define SL_FEW_THREADS 128
+/* batch family: threads, and of batch_lines; pairs of an expert in a tile. */
+#define SL_BATCH_THREADS      128
+#define SL_BATCH_LINE_THREADS 256
+#define SL_BATCH_PAIRS        8
 /* heads_turned: units of columns per threadgroup, threads. */
 #define SL_TURNED_UNITS   16
 #define SL_TURNED_THREADS 128

@@ -49,6 +49,17 @@ struct few_unit {
 
 typedef threadgroup const uchar *few_slot;
 
+// What batch.h reads of a chunk: 64 columns (a pair of units) at a time, of which the four lanes of a row take a word
+// of each unit (or run). Their sums make one or two parts (part(word, product)), each with its scale and bias.
+struct few_scales {
+    float2 scale, bias; // of the parts
+};
+
+inline uint2 few_words_in_order(few_slot p, uint pair, uint q) {
+    p += 32 * pair + 4 * q;
+    return uint2(*(threadgroup const uint *)p, *(threadgroup const uint *)(p + 16));
+}
+
 // ---- formats -------------------------------------------------------------------------------------------------------
 //
 // A word has eight codes, four for each of two products. sequence: they are eight columns in order (the first product's
@@ -56,7 +67,7 @@ typedef threadgroup const uchar *few_slot;
 // halves(w): pairs of the first product (x, y) and of the second (z, w).
 // column, gap: as in blocks.h. unit, second: what the sum of the first product is multiplied with, and the second's
 // besides. pieces of `piece` bytes make chunk_bytes of a row of a chunk; side, copy_side: what lies in an array of its
-// own.
+// own. For batch.h: parts, part, words, scales; biased: there are biases; centre: what is added to all codes.
 
 struct few_nibbles {
     static constant constexpr float unit = 0x1p24f, second = 0x1p-4f;
@@ -80,6 +91,16 @@ struct few_e2m1 {
 struct few_in_order {
     static constant constexpr uint gap = 16;
     static uint column(uint u) { return 32 * u; }
+};
+
+// Each unit has a scale and no bias.
+struct few_by_unit {
+    static constant constexpr uint parts = 2;
+    static constant constexpr bool biased = false;
+    static uint part(uint word, uint product) { return word; }
+};
+struct few_not_centred {
+    static constant constexpr float centre = 0.0f;
 };
 
 struct few_in_block { // scales lie in the blocks
@@ -117,9 +138,20 @@ template <typename S> struct few_affine4 : few_nibbles, few_in_order {
         e.bias = float2(few_side<S>(*(threadgroup const ushort *)(p + 136 + 2 * q)));
     }
     static float2 bias(thread const few_unit &e, uint p) { return e.bias; }
+
+    static constant constexpr uint parts = 1;
+    static constant constexpr bool biased = true;
+    static constant constexpr float centre = 0.0f;
+    static uint part(uint word, uint product) { return 0; }
+    static uint2 words(few_slot p, uint pair, uint q) { return few_words_in_order(p, pair, q); }
+    static few_scales scales(few_slot p, uint pair) {
+        few_scales v = {float2(few_side<S>(*(threadgroup const ushort *)(p + 128 + 2 * pair))),
+                        float2(few_side<S>(*(threadgroup const ushort *)(p + 136 + 2 * pair)))};
+        return v;
+    }
 };
 
-struct few_mxfp4_split : few_e2m1, few_in_order {
+struct few_mxfp4_split : few_e2m1, few_in_order, few_by_unit, few_not_centred {
     static constant constexpr bool sequence = true;
     static constant constexpr uint pieces = 8, piece = 16, chunk_bytes = 128;
     static device const uchar *side(thread const weights &w, uint lane) {
@@ -137,6 +169,13 @@ struct few_mxfp4_split : few_e2m1, few_in_order {
         e.scale[1] = float2(e8m0(s >> 8));
     }
     static float2 bias(thread const few_unit &e, uint p) { return float2(0.0f); }
+
+    static uint2 words(few_slot p, uint pair, uint q) { return few_words_in_order(p, pair, q); }
+    static few_scales scales(few_slot p, uint pair) {
+        uint s = *(threadgroup const ushort *)(p + 128 + 2 * pair);
+        few_scales v = {float2(e8m0(s & 255), e8m0(s >> 8)), float2(0.0f)};
+        return v;
+    }
 };
 
 // A chunk is a block: both units of a lane have the scales of sub-blocks 2q and 2q + 1.
@@ -158,10 +197,25 @@ struct few_q4_k : few_nibbles, few_in_block {
         e.bias = float2(m * f.z, m * f.w);
     }
     static float2 bias(thread const few_unit &e, uint p) { return e.bias; }
+
+    static constant constexpr uint parts = 2;
+    static constant constexpr bool biased = true;
+    static constant constexpr float centre = 0.0f;
+    static uint part(uint word, uint product) { return product; }
+    static uint2 words(few_slot p, uint pair, uint q) {
+        p += 16 + 32 * pair + 4 * q;
+        return uint2(*(threadgroup const uint *)p, *(threadgroup const uint *)(p + 16));
+    }
+    static few_scales scales(few_slot p, uint pair) {
+        few_unit e;
+        decode(e, p, pair);
+        few_scales v = {float2(e.scale[0].x, e.scale[0].y / second), e.bias};
+        return v;
+    }
 };
 
 // Blocks of 18 bytes: a lane's two begin at a word.
-struct few_q4_0 : few_nibbles, few_in_order, few_in_block {
+struct few_q4_0 : few_nibbles, few_in_order, few_in_block, few_by_unit {
     static constant constexpr bool sequence = false;
     static constant constexpr uint pieces = 9, piece = 16, chunk_bytes = 144;
     static void decode(thread few_unit &e, few_slot p, uint q) {
@@ -174,10 +228,21 @@ struct few_q4_0 : few_nibbles, few_in_order, few_in_block {
         e.scale[1] = float2(t, t * second);
     }
     static float2 bias(thread const few_unit &e, uint p) { return float2(-8.0f * e.scale[p].x); }
+
+    static constant constexpr float centre = -8.0f;
+    static uint2 words(few_slot p, uint pair, uint q) {
+        threadgroup const uint *v = (threadgroup const uint *)(p + 36 * pair) + q;
+        return uint2(funnel(v[0], v[1], 16), v[5]);
+    }
+    static few_scales scales(few_slot p, uint pair) {
+        threadgroup const uint *v = (threadgroup const uint *)(p + 36 * pair);
+        few_scales s = {float2(half_bits(v[0]), half_bits(v[4] >> 16)), float2(0.0f)};
+        return s;
+    }
 };
 
 // Blocks of 17 bytes, at any address.
-struct few_mxfp4 : few_e2m1, few_in_order, few_in_block {
+struct few_mxfp4 : few_e2m1, few_in_order, few_in_block, few_by_unit, few_not_centred {
     static constant constexpr bool sequence = false;
     static constant constexpr uint pieces = 17, piece = 8, chunk_bytes = 136;
     static void decode(thread few_unit &e, few_slot p, uint q) {
@@ -192,6 +257,21 @@ struct few_mxfp4 : few_e2m1, few_in_order, few_in_block {
     }
     static float2 bias(thread const few_unit &e, uint p) {
         return float2(0.0f);
+    }
+
+    static uint2 words(few_slot p, uint pair, uint q) {
+        uint2 w;
+#pragma unroll
+        for (uint i = 0; i < 2; i++) {
+            uint from = 34 * pair + 17 * i + 1 + 4 * q, shift = 8 * (from & 3);
+            threadgroup const uint *v = (threadgroup const uint *)(p + (from & ~3u));
+            w[i] = funnel(v[0], v[shift ? 1 : 0], shift);
+        }
+        return w;
+    }
+    static few_scales scales(few_slot p, uint pair) {
+        few_scales s = {float2(e8m0(p[34 * pair]), e8m0(p[34 * pair + 17])), float2(0.0f)};
+        return s;
     }
 };
 

@@ -17,6 +17,7 @@
 enum {
     GPU_EXPERTS = 2048 /* of a layer, at most */,
     GPU_MATMUL_ROWS = SL_GPU_FEW_ROWS + 1,
+    GPU_BATCH_ROWS = 64 /* most of batch.metal: beyond, W is read too often */,
     GPU_FEW_GROUPS = 396 /* threadgroups of few.metal: three to a multiprocessor of an H200 */,
     GPU_NARROW_ROWS = 512 /* outputs that narrow.metal takes of few rows, and of any number of them: */,
     GPU_NARROW_ALL = 4,
@@ -50,6 +51,7 @@ typedef enum gpu_file {
     GPU_NARROW, /* instead of GPU_MATVEC, for few outputs */
     GPU_SPLIT,  /* instead of GPU_MATMUL, for a router's logits */
     GPU_FEW,    /* instead of GPU_MATVEC and GPU_EXPERT, where the device has it and the matrix fits */
+    GPU_BATCH,  /* instead of the tiles, where GPU_FEW has the format and sequences decode */
     GPU_DELTA,
     GPU_DELTA_CHUNK,
     GPU_FILES
@@ -142,7 +144,8 @@ typedef struct gpu_scratch {
     uint64_t step_bytes; /* room for it */
     uint64_t step_used;  /* of the running step */
     uint64_t exchanged;
-    uint8_t *half, *unscale;           /* rows for the matrix units; of pairs too */
+    uint8_t *half, *unscale; /* rows for the matrix units; of pairs too */
+    uint64_t half_bytes, unscale_bytes;
     uint8_t *partial;                  /* attention over splits */
     uint8_t *router, *chosen, *weight; /* [rows][experts], [rows][top_k] twice */
     uint8_t *chosen_ahead;             /* [layers][GPU_MATMUL_ROWS][top_k] */
@@ -220,9 +223,10 @@ typedef struct gpu_run {
     /* Many rows: of what scratch.half has the half rows, until that is written to. */
     struct gpu_halves {
         const float *at; /* NULL: of nothing known */
-        int32_t cols;
+        int32_t cols;    /* negative: it has them as batch.metal reads them, for line_format */
         bool outs;
     } half_of;
+    char line_format[24];
 } gpu_run;
 
 /* ---- ops_gpu_memory.c ---- */
@@ -529,6 +533,11 @@ bool gpu_moe_combine(gpu_moe *x);
 /* Enters an expert into the pass's table; false: *full, its slabs do not fit beside the others', or an error. */
 bool gpu_pass_enter(gpu_pass *p, const sl_expert_view *v, bool *full);
 bool gpu_pass_encode(gpu_pass *p);
+/* What all its kernels take: arguments, constants, the bias of a projection, slabs. */
+sl_expert_args gpu_expert_args(const gpu_moe *x, int proj, int64_t x_stride, int64_t y_stride, bool per_pair);
+uint32_t gpu_expert_bits(const gpu_moe *x, int proj);
+void gpu_expert_bias(gpu_call *c, int slot, const gpu_moe *x, int proj);
+void gpu_pass_slabs(gpu_call *c, const gpu_pass *p);
 void gpu_pass_aligned(gpu_pass *p); /* all its experts are in the device's own slots */
 /* A whole step in one list, the host following the device layer by layer; where that can be. */
 bool gpu_ahead_possible(gpu_run *r);
@@ -538,6 +547,17 @@ void gpu_ahead_free(sl_ops_gpu *o);
 bool gpu_encode_op(gpu_run *r, const op *o);
 /* Has nothing to do in this step: works on outputs, and there are none. */
 bool gpu_op_is_idle(const gpu_run *r, const op *o);
+
+/* ---- ops_gpu_batch.c ---- */
+
+/* Does the step decode 16 to 64 rows, where batch.metal is used? */
+bool gpu_batch_step(const gpu_run *r);
+/* A product that it has; its rows of x need not be half. */
+bool gpu_batch_takes(const gpu_run *r, const gpu_product *p);
+bool gpu_batch_multiply(gpu_run *r, const gpu_product *p);
+/* A layer that it has: pairs are grouped by SL_BATCH_PAIRS. */
+bool gpu_batch_moe(const gpu_moe *x);
+bool gpu_batch_pass(gpu_pass *p);
 
 /* ---- ops_gpu_scratch.c, ops_gpu_step.c ---- */
 

@@ -105,7 +105,7 @@ bool gpu_pass_enter(gpu_pass *p, const sl_expert_view *v, bool *full) {
     return true;
 }
 
-static void bind_slabs(gpu_call *c, const gpu_pass *p) {
+void gpu_pass_slabs(gpu_call *c, const gpu_pass *p) {
     gpu_span piece[SL_SLAB_COUNT];
     if (c->r->o->tier) {
         int pieces = gpu_tier_pieces(c->r->o, piece);
@@ -115,7 +115,7 @@ static void bind_slabs(gpu_call *c, const gpu_pass *p) {
     gpu_call_pieces(c, p->slab, p->slabs, SL_GPU_READ);
 }
 
-static sl_expert_args expert_args(const gpu_moe *x, int proj, int64_t x_stride, int64_t y_stride, bool per_pair) {
+sl_expert_args gpu_expert_args(const gpu_moe *x, int proj, int64_t x_stride, int64_t y_stride, bool per_pair) {
     return (sl_expert_args){.w = gpu_weights_args(&x->proj[proj]),
                             .x_stride = (uint64_t)x_stride,
                             .y_stride = (uint64_t)y_stride,
@@ -127,11 +127,11 @@ static sl_expert_args expert_args(const gpu_moe *x, int proj, int64_t x_stride, 
                             .alpha = x->m->swiglu_alpha};
 }
 
-static uint32_t bits_of(const gpu_moe *x, int proj) {
+uint32_t gpu_expert_bits(const gpu_moe *x, int proj) {
     return (proj == SL_PROJ_DOWN ? 1u << SL_FC_LEAVES : 0) | (has_weight(&x->m->bias[proj]) ? 1u << SL_FC_BIAS : 0);
 }
 
-static void bind_bias(gpu_call *c, int slot, const gpu_moe *x, int proj) {
+void gpu_expert_bias(gpu_call *c, int slot, const gpu_moe *x, int proj) {
     const sl_weight *w = &x->m->bias[proj];
     gpu_call_bind(c, slot, has_weight(w) ? gpu_at(x->r->o, w->buffer, w->offset[0]) : NULL,
                   (uint64_t)x->m->experts * (uint64_t)x->proj[proj].rows * sizeof(float));
@@ -147,19 +147,19 @@ static bool few(gpu_pass *p, int proj, const float *from, int64_t from_stride, u
     gpu_moe *x = p->x;
     const gpu_scratch *s = &x->r->o->scratch;
     char entry[64];
-    sl_expert_args a = expert_args(x, proj, from_stride, to_stride, per_pair);
+    sl_expert_args a = gpu_expert_args(x, proj, from_stride, to_stride, per_pair);
     bool fragments = x->r->o->few && p->format[proj].few;
     (fragments ? kernel_few_entry : kernel_entry)(entry, sizeof entry,
                                                   fragments ? "few_expert_matvec" : "expert_matvec", &p->format[proj]);
-    gpu_call c = gpu_call_begin(x->r, fragments ? GPU_FEW : GPU_EXPERT, bits_of(x, proj), &a, sizeof a, entry);
+    gpu_call c = gpu_call_begin(x->r, fragments ? GPU_FEW : GPU_EXPERT, gpu_expert_bits(x, proj), &a, sizeof a, entry);
     gpu_call_bind(&c, 1, p->table, gpu_table_bytes(x->m));
     gpu_call_bind(&c, 2, x->chosen, pair_count(x) * sizeof(int32_t));
     gpu_call_bind(&c, 3, from, from_bytes);
     gpu_call_bind(&c, 4, to, pair_count(x) * (uint64_t)to_stride * sizeof(float));
     gpu_call_bind(&c, 5, s->done, pair_count(x));
     gpu_bind_step(&c, 6);
-    bind_bias(&c, 7, x, proj);
-    bind_slabs(&c, p);
+    gpu_expert_bias(&c, 7, x, proj);
+    gpu_pass_slabs(&c, p);
     if (fragments)
         return gpu_call_end(&c, gpu_few_groups(a.w.rows, (int64_t)pair_count(x)), (uint32_t)pair_count(x), 1,
                             SL_FEW_THREADS);
@@ -178,21 +178,21 @@ static bool few_gate_up(gpu_pass *p) {
                few(p, SL_PROJ_UP, src, x->o->src.stride, src_bytes, up, x->inner, false) &&
                gpu_silu_mul(x->r, inner, up, x->inner, x->inner, x->m->top_k, false, x->m);
     const kernel_format *f = &p->format[SL_PROJ_GATE], *g = &p->format[SL_PROJ_UP];
-    sl_expert_args a = expert_args(x, SL_PROJ_GATE, x->o->src.stride, x->inner, false);
+    sl_expert_args a = gpu_expert_args(x, SL_PROJ_GATE, x->o->src.stride, x->inner, false);
     bool fragments = x->r->o->few && f->few && g->few;
     (fragments ? kernel_few_entry : kernel_entry)(
         entry, sizeof entry, fragments ? "few_expert_gate_up" : "expert_gate_up", f->align < g->align ? f : g);
     uint32_t clamp = x->m->swiglu_limit > 0 ? 1u << SL_FC_CLAMP : 0;
-    gpu_call c =
-        gpu_call_begin(x->r, fragments ? GPU_FEW : GPU_EXPERT, bits_of(x, SL_PROJ_GATE) | clamp, &a, sizeof a, entry);
+    gpu_call c = gpu_call_begin(x->r, fragments ? GPU_FEW : GPU_EXPERT, gpu_expert_bits(x, SL_PROJ_GATE) | clamp, &a,
+                                sizeof a, entry);
     gpu_call_bind(&c, 1, p->table, gpu_table_bytes(x->m));
     gpu_call_bind(&c, 2, x->chosen, pair_count(x) * sizeof(int32_t));
     gpu_call_bind(&c, 3, src, src_bytes);
     gpu_call_bind(&c, 4, inner, pair_count(x) * (uint64_t)x->inner * sizeof(float));
     gpu_bind_step(&c, 6);
-    bind_bias(&c, 7, x, SL_PROJ_GATE);
-    bind_bias(&c, 8, x, SL_PROJ_UP);
-    bind_slabs(&c, p);
+    gpu_expert_bias(&c, 7, x, SL_PROJ_GATE);
+    gpu_expert_bias(&c, 8, x, SL_PROJ_UP);
+    gpu_pass_slabs(&c, p);
     if (fragments)
         return gpu_call_end(&c, gpu_few_groups(a.w.rows, (int64_t)pair_count(x)), (uint32_t)pair_count(x), 1,
                             SL_FEW_THREADS);
@@ -215,7 +215,7 @@ static gpu_call begin_many(gpu_pass *p, const char *kernel, const kernel_format 
     gpu_call_bind(&c, 5, s->unscale, from_rows * sizeof(float));
     gpu_bind_step(&c, 8);
     gpu_call_bind(&c, 9, s->tile_count, 2 * sizeof(uint32_t));
-    bind_slabs(&c, p);
+    gpu_pass_slabs(&c, p);
     return c;
 }
 
@@ -228,11 +228,12 @@ static bool many(gpu_pass *p, int proj, float *to, int64_t to_stride, bool per_p
     gpu_moe *x = p->x;
     bool large = x->r->o->few;
     int64_t padded = (int64_t)sl_round_up((uint64_t)x->proj[proj].cols, SL_HALF_PAD);
-    sl_expert_args a = expert_args(x, proj, padded, to_stride, per_pair);
-    gpu_call c = begin_many(p, large ? "matmul_expert_large" : "matmul_expert", &p->format[proj], bits_of(x, proj), &a);
+    sl_expert_args a = gpu_expert_args(x, proj, padded, to_stride, per_pair);
+    gpu_call c =
+        begin_many(p, large ? "matmul_expert_large" : "matmul_expert", &p->format[proj], gpu_expert_bits(x, proj), &a);
     gpu_call_bind(&c, 6, to, pair_count(x) * (uint64_t)to_stride * sizeof(float));
     gpu_call_bind(&c, 7, x->r->o->scratch.done, pair_count(x));
-    bind_bias(&c, 10, x, proj);
+    gpu_expert_bias(&c, 10, x, proj);
     return gpu_call_end(&c, gpu_ceil_div(a.w.rows, large ? SL_LARGE_ROWS : SL_MATMUL_ROWS), most_tiles(x), 1,
                         large ? SL_LARGE_THREADS : SL_MATMUL_THREADS);
 }
@@ -247,12 +248,12 @@ static bool many_gate_up(gpu_pass *p) {
         return many(p, SL_PROJ_GATE, inner, x->inner, false) && many(p, SL_PROJ_UP, up, x->inner, false) &&
                gpu_silu_half(x->r, inner, up, x->inner, x->inner, x->m->top_k, x->m);
     int64_t padded = (int64_t)sl_round_up((uint64_t)x->proj[SL_PROJ_GATE].cols, SL_HALF_PAD);
-    sl_expert_args a = expert_args(x, SL_PROJ_GATE, padded, x->inner, false);
-    uint32_t bits = bits_of(x, SL_PROJ_GATE) | (x->m->swiglu_limit > 0 ? 1u << SL_FC_CLAMP : 0);
+    sl_expert_args a = gpu_expert_args(x, SL_PROJ_GATE, padded, x->inner, false);
+    uint32_t bits = gpu_expert_bits(x, SL_PROJ_GATE) | (x->m->swiglu_limit > 0 ? 1u << SL_FC_CLAMP : 0);
     gpu_call c = begin_many(p, "matmul_gate_up", f->align < g->align ? f : g, bits, &a);
     gpu_call_bind(&c, 6, inner, pair_count(x) * (uint64_t)x->inner * sizeof(float));
-    bind_bias(&c, 10, x, SL_PROJ_GATE);
-    bind_bias(&c, 11, x, SL_PROJ_UP);
+    gpu_expert_bias(&c, 10, x, SL_PROJ_GATE);
+    gpu_expert_bias(&c, 11, x, SL_PROJ_UP);
     return gpu_call_end(&c, gpu_ceil_div(a.w.rows, SL_LARGE_ROWS / 2), most_tiles(x), 1, SL_LARGE_THREADS) &&
            gpu_to_half(x->r, inner, x->inner, x->inner, x->m->top_k, false);
 }
@@ -266,6 +267,8 @@ bool gpu_pass_encode(gpu_pass *p) {
     if (!x->many)
         return few_gate_up(p) && few(p, SL_PROJ_DOWN, inner, x->inner,
                                      pair_count(x) * (uint64_t)x->inner * sizeof(float), out, x->hidden, true);
+    if (gpu_batch_moe(x))
+        return gpu_batch_pass(p);
     return gpu_to_half(x->r, gpu_view_at(x->r, &x->o->src), x->o->src.stride, x->o->src.cols, 1, false) &&
            many_gate_up(p) && many(p, SL_PROJ_DOWN, out, x->hidden, true);
 }

@@ -65,6 +65,7 @@ static const char *const file_names[GPU_FILES] = {
     [GPU_NARROW] = "narrow.metal",
     [GPU_SPLIT] = "split.metal",
     [GPU_FEW] = "few.metal",
+    [GPU_BATCH] = "batch.metal",
     [GPU_DELTA] = "delta.metal",
     [GPU_DELTA_CHUNK] = "delta_chunk.metal",
 };
@@ -92,6 +93,8 @@ static bool put_source(const sl_ops_gpu *o, gpu_file file, sl_buf *out, sl_error
         sl_buf_printf(out, "#define SL_FEW_SIMDS %u\n", kernel_few_attention_of(kv->head_dim, room).simds);
     if (file == GPU_FEW)
         sl_buf_printf(out, "#define SL_FEW_PANEL %d\n", o->few_panel);
+    if (file == GPU_BATCH)
+        sl_buf_printf(out, "#define SL_BATCH_LOTS %d\n", room >= 40 << 10 ? 4 : 3); /* 36 KiB, or 27 */
     if (kv->head_dim)
         sl_buf_printf(out, "#define SL_ATTENTION_KV %s\n#define SL_ATTENTION_DIM %d\n", gpu_kv_name(kv->format),
                       kv->head_dim);
@@ -140,6 +143,7 @@ static const uint32_t file_constants[GPU_FILES] = {
     [GPU_NARROW] = 1u << SL_FC_OUTS | 1u << SL_FC_BIAS,
     [GPU_SPLIT] = 1u << SL_FC_OUTS,
     [GPU_FEW] = 1u << SL_FC_OUTS | 1u << SL_FC_ADD | 1u << SL_FC_LEAVES | 1u << SL_FC_BIAS | 1u << SL_FC_CLAMP,
+    [GPU_BATCH] = 1u << SL_FC_OUTS | 1u << SL_FC_ADD | 1u << SL_FC_LEAVES | 1u << SL_FC_BIAS | 1u << SL_FC_CLAMP,
     [GPU_DELTA] = 1u << SL_FC_OUTS | 1u << SL_FC_BIAS | 1u << SL_FC_IN_PLACE,
     [GPU_DELTA_CHUNK] = 1u << SL_FC_OUTS,
 };

@@ -69,7 +69,7 @@ bool gpu_moe_route(gpu_moe *x) {
                         .groups = (uint32_t)m->groups,
                         .top_groups = (uint32_t)m->top_groups,
                         .tiles = (uint32_t)r->o->scratch.extent.tiles,
-                        .tile_rows = gpu_moe_tile(x),
+                        .tile_rows = gpu_batch_moe(x) ? SL_BATCH_PAIRS : gpu_moe_tile(x),
                         .splits = splits,
                         .split_stride = logits};
     if (!(x->many ? gpu_multiply_split(r, &p, splits, units) : gpu_multiply(r, &p)))

@@ -258,10 +258,16 @@ bool gpu_multiply_split(gpu_run *r, const gpu_product *p, uint32_t splits, uint3
                         SL_MATMUL_THREADS);
 }
 
+static bool multiply_many(gpu_run *r, const gpu_product *p) {
+    if (gpu_batch_takes(r, p))
+        return gpu_batch_multiply(r, p);
+    return gpu_to_half(r, p->x, p->x_stride, (int32_t)p->weight->matrix.cols, 1, p->outs) && multiply_half(r, p);
+}
+
 bool gpu_multiply(gpu_run *r, const gpu_product *p) {
     if (p->rows < GPU_MATMUL_ROWS || (p->weight->matrix.rows <= GPU_NARROW_ALL && !p->add))
         return multiply_few(r, p);
-    return gpu_to_half(r, p->x, p->x_stride, (int32_t)p->weight->matrix.cols, 1, p->outs) && multiply_half(r, p);
+    return multiply_many(r, p);
 }
 
 static bool gate_up_few(gpu_run *r, const sl_weight *gate, const sl_weight *up, const gpu_product *p) {
@@ -291,16 +297,13 @@ bool gpu_multiply_gate_up(gpu_run *r, const sl_weight *gate, const sl_weight *up
     g.weight = gate;
     u.weight = up;
     u.y = room;
-    int32_t cols = (int32_t)gate->matrix.cols, inner = (int32_t)gate->matrix.rows;
-    bool ok = few ? multiply_few(r, &g) && multiply_few(r, &u)
-                  : gpu_to_half(r, p->x, p->x_stride, cols, 1, p->outs) && multiply_half(r, &g) && multiply_half(r, &u);
+    int32_t inner = (int32_t)gate->matrix.rows;
+    bool ok = few ? multiply_few(r, &g) && multiply_few(r, &u) : multiply_many(r, &g) && multiply_many(r, &u);
     return ok && gpu_silu_mul(r, p->y, room, p->y_stride, inner, 1, p->outs, NULL);
 }
 
 bool gpu_run_linear(gpu_run *r, const op *o) {
     bool outs = o->src.rows == SL_ROWS_OUT, few = gpu_view_rows(r, &o->src) < GPU_MATMUL_ROWS;
-    if (!few && !gpu_to_half(r, gpu_view_at(r, &o->src), o->src.stride, o->src.cols, 1, outs))
-        return false;
     for (int i = 0; i < o->u.linear.n; i++) {
         const sl_weight *bias = &o->u.linear.out[i].bias;
         gpu_product p = {.weight = &o->u.linear.out[i].weight,
@@ -312,7 +315,7 @@ bool gpu_run_linear(gpu_run *r, const op *o) {
                          .rows = gpu_view_rows(r, &o->src),
                          .outs = outs,
                          .add = o->u.linear.out[i].add};
-        if (!(few ? multiply_few(r, &p) : multiply_half(r, &p)))
+        if (!(few ? multiply_few(r, &p) : multiply_many(r, &p)))
             return false;
     }
     return true;

@@ -23,6 +23,22 @@ static uint64_t delta_places(int64_t rows) {
     return (uint64_t)sl_min_i64(rows / GPU_CHUNK_ROWS, SL_DELTA_PLACES);
 }
 
+static uint64_t larger(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
+
+/* What batch.metal reads of rows in whole blocks, and of pairs: two halves of each value, and sums. No more than half
+ * rows take where there is a chunk of some 200 of them. */
+static int64_t batch_rows(const gpu_extent *e) {
+    int64_t rows = sl_min_i64(e->rows, GPU_BATCH_ROWS), padded = (rows + 31) / 32 * 32;
+    return e->rows < GPU_MATMUL_ROWS ? 0 : sl_max_i64(padded, (rows * e->top_k + 7) / 8 * 8);
+}
+static uint64_t batch_bytes(const gpu_extent *e) {
+    int64_t rows = sl_min_i64(e->rows, GPU_BATCH_ROWS), pairs = (rows * e->top_k + 7) / 8 * 8;
+    int64_t values = sl_max_i64((rows + 31) / 32 * 32 * e->widest, pairs * e->inner);
+    return e->rows < GPU_MATMUL_ROWS ? 0 : (uint64_t)values * 4 + (uint64_t)values / 8 + 512;
+}
+
 static uint64_t lay_out(const gpu_extent *e, uint8_t *base, gpu_scratch *s) {
     cursor c = {base, 0};
     uint64_t rows = (uint64_t)e->rows, pairs = rows * (uint64_t)e->top_k, f = sizeof(float);
@@ -38,8 +54,10 @@ static uint64_t lay_out(const gpu_extent *e, uint8_t *base, gpu_scratch *s) {
     s->status_ahead = take(&c, (uint64_t)(e->layers * sl_max_i64(e->rows, GPU_MATMUL_ROWS)) * sizeof(int32_t));
     s->status = take(&c, rows * sizeof(int32_t));
     s->exchanged = c.at;
-    s->half = take(&c, (row_halves > pair_halves ? row_halves : pair_halves) * 2);
-    s->unscale = take(&c, (pairs > rows ? pairs : rows) * f);
+    s->half_bytes = larger(larger(row_halves, pair_halves) * 2, batch_bytes(e));
+    s->unscale_bytes = larger(larger(pairs, rows), (uint64_t)batch_rows(e)) * f;
+    s->half = take(&c, s->half_bytes);
+    s->unscale = take(&c, s->unscale_bytes);
     s->partial = take(&c, GPU_SPLITS * (uint64_t)e->heads * (uint64_t)(e->head_dim + 2) * f);
     s->cos_sin = take(&c, rows * (uint64_t)e->head_dim * f + 4);
     s->router = take(&c, rows * (uint64_t)e->experts * f);
@@ -67,6 +85,7 @@ static void measure_moe(gpu_extent *e, int64_t rows, int64_t hidden, const sl_mo
     widen(&e->experts, m->experts);
     widen(&e->top_k, m->top_k);
     widen(&e->tiles, rows * m->top_k / SL_MATMUL_TOKENS + m->experts);
+    widen(&e->tiles, sl_min_i64(rows, GPU_BATCH_ROWS) * m->top_k / SL_BATCH_PAIRS + m->experts);
     widen(&e->inner, sl_moe_inner(m));
     widen(&e->hidden, hidden);
     widen(&e->widest, hidden);

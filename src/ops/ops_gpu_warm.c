@@ -148,18 +148,20 @@ static bool compile_wanted(sl_ops_gpu *o, gpu_wanted *w, sl_error *err) {
 }
 
 /* Steps of a kind ask for the same kernels, nearly. */
-static uint32_t kind_of(const sl_step *s) {
+static uint32_t kind_of(const gpu_run *r) {
+    const sl_step *s = r->step;
     int32_t last = 0;
     for (int32_t i = 0; i < s->rows; i++)
         last = s->position[i] > last ? s->position[i] : last;
-    return 1u << ((s->rows >= GPU_MATMUL_ROWS) + 2 * (s->outs > 0) + 4 * (last >= SL_ATTENTION_SPLIT));
+    return 1u << ((s->rows >= GPU_MATMUL_ROWS) + 2 * (s->outs > 0) + 4 * (last >= SL_ATTENTION_SPLIT) +
+                  8 * gpu_batch_step(r));
 }
 
 bool gpu_warm(const gpu_run *run) {
     gpu_run r = *run;
     sl_ops_gpu *o = r.o;
     gpu_wanted w = {0};
-    if (o->warm & kind_of(r.step))
+    if (o->warm & kind_of(&r))
         return true;
     o->wanted = &w;
     bool ok = rehearse(&r);
@@ -168,6 +170,6 @@ bool gpu_warm(const gpu_run *run) {
          compile_wanted(o, &w, r.err);
     free(w.list);
     if (ok)
-        o->warm |= kind_of(r.step);
+        o->warm |= kind_of(&r);
     return ok;
 }

@@ -216,6 +216,14 @@ static bool run_alone(rig *g, sl_program *p, int32_t rows, sl_error *err) {
     return sl_program_run(p, &(sl_step){.rows = rows, .token = zeros, .seq = zeros, .position = zeros}, err);
 }
 
+/* Each row is of a sequence of its own. */
+static bool run_apart(rig *g, sl_program *p, int32_t rows, sl_error *err) {
+    int32_t *zeros = rig_memory(g, (size_t)rows * sizeof *zeros), *seqs = rig_memory(g, (size_t)rows * sizeof *seqs);
+    for (int32_t i = 0; i < rows; i++)
+        seqs[i] = i;
+    return sl_program_run(p, &(sl_step){.rows = rows, .token = zeros, .seq = seqs, .position = zeros}, err);
+}
+
 /* ---- a matrix for each head -------------------------------------------------------------------------------------- */
 
 typedef struct heads_case {
@@ -274,15 +282,15 @@ static sl_ops_gpu *gpu_of(rig *g) {
     return (sl_ops_gpu *)(void *)g->ops;
 }
 
-static bool has_fragments(rig *g, const char *entry) {
+static bool has_kernel(rig *g, gpu_file file, const char *entry) {
     for (size_t i = 0; i < gpu_of(g)->pipe_count; i++)
-        if (gpu_of(g)->pipes[i].file == GPU_FEW && strcmp(gpu_of(g)->pipes[i].entry, entry) == 0)
+        if (gpu_of(g)->pipes[i].file == file && strcmp(gpu_of(g)->pipes[i].entry, entry) == 0)
             return true;
     return false;
 }
 
 /* dst += x W^T + bias, dst[1] = silu(x G^T) * (x U^T) */
-static void run_products(rig *g, int32_t rows, sl_view dst[2]) {
+static void run_products(rig *g, int32_t rows, bool apart, sl_view dst[2]) {
     rng r = {seed + 3};
     sl_error err = {0};
     sl_matrix w = rig_matrix(g, &r, SL_Q4_0, 48, 512, 0.3f, NULL);
@@ -297,7 +305,7 @@ static void run_products(rig *g, int32_t rows, sl_view dst[2]) {
     sl_linear out = {dst[0], &first, &bias, true};
     sl_op_linear(p, x, &out, 1);
     sl_op_gate_up(p, dst[1], x, &of_gate, &of_up);
-    if (!sl_program_end(p, &err) || !run_alone(g, p, rows, &err))
+    if (!sl_program_end(p, &err) || !(apart ? run_apart : run_alone)(g, p, rows, &err))
         fail_msg("%s", err.message);
     sl_program_free(p);
 }
@@ -311,13 +319,42 @@ static void products_in_fragments_are_the_cpus(void **state) {
         skip();
     }
     gpu_of(&gpu)->few = cpu.aligned = gpu.aligned = true;
-    run_products(&cpu, 2, want);
-    run_products(&gpu, 2, got);
-    assert_true(has_fragments(&gpu, "few_q4_0") && has_fragments(&gpu, "few_gate_up_q4_0"));
+    run_products(&cpu, 2, false, want);
+    run_products(&gpu, 2, false, got);
+    assert_true(has_kernel(&gpu, GPU_FEW, "few_q4_0") && has_kernel(&gpu, GPU_FEW, "few_gate_up_q4_0"));
     for (int i = 0; i < 2; i++)
         assert_true(rig_view_error(&gpu, &got[i], &cpu, &want[i], 2) <= 1e-5);
     rig_close(&cpu);
     rig_close(&gpu);
+}
+
+/* Rows of 16 sequences and more, one each; as many of one sequence are left to the tiles, as a prompt's bits are
+ * theirs.
+ */
+static void a_batch_that_decodes_has_products_of_its_own(void **state) {
+    static const int32_t rows[] = {16, 37, 64, 65, 20};
+    for (size_t i = 0; i < SL_COUNT(rows); i++) {
+        rig cpu, gpu;
+        sl_view want[2], got[2];
+        bool apart = rows[i] != 20, batch = apart && rows[i] <= 64;
+        assert_true(open_rig(&cpu, false, false));
+        if (!open_rig(&gpu, true, false)) {
+            rig_close(&cpu);
+            skip();
+        }
+        gpu_of(&gpu)->few = cpu.aligned = gpu.aligned = true;
+        run_products(&cpu, rows[i], apart, want);
+        run_products(&gpu, rows[i], apart, got);
+        assert_int_equal(has_kernel(&gpu, GPU_BATCH, rows[i] == 16 ? "batch_t1_n2_q4_0" : "batch_t1_n4_q4_0"), batch);
+        assert_int_equal(has_kernel(&gpu, GPU_BATCH, "batch_lines_q4_0"), batch);
+        for (int k = 0; k < 2; k++) {
+            double e = rig_view_error(&gpu, &got[k], &cpu, &want[k], rows[i]);
+            print_message("%d rows: %.2g\n", rows[i], e);
+            assert_true(e <= 5e-3); /* of silu(g) * u, where both are rounded */
+        }
+        rig_close(&cpu);
+        rig_close(&gpu);
+    }
 }
 
 /* ---- experts whose rows of gate and up alternate ----------------------------------------------------------------- */
@@ -430,6 +467,7 @@ int main(void) {
         cmocka_unit_test(few_rows_far_into_a_context_stay_few),
         cmocka_unit_test(a_matrix_for_each_head_is_the_cpus),
         cmocka_unit_test(products_in_fragments_are_the_cpus),
+        cmocka_unit_test(a_batch_that_decodes_has_products_of_its_own),
         cmocka_unit_test(alternating_gate_and_up_are_the_cpus),
         cmocka_unit_test(a_context_of_64k_lies_in_any_number_of_slabs),
         cmocka_unit_test(kv_in_too_many_pieces_is_said),

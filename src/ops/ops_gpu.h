@@ -328,7 +328,8 @@ bool gpu_ops_pull(sl_ops *ops, void *p, uint64_t bytes, sl_error *err);
 bool gpu_ops_push(sl_ops *ops, const void *p, uint64_t bytes, sl_error *err);
 
 static inline uint8_t *gpu_at(const sl_ops_gpu *o, sl_buffer b, uint64_t offset) {
-    return o->known.buffers[b].base + offset;
+    uint8_t *base = o->known.buffers[b].base;
+    return base ? base + offset : NULL; /* buffer 0 is none */
 }
 
 /* ---- ops_gpu_library.c ---- */

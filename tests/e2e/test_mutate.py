@@ -93,9 +93,9 @@ def test_a_lost_proof_is_named(repo, tmp_path):
 # Of each kind one or two, in a file whose program is quick: KIND, part of the line, what the report must say.
 SAMPLE = [
     ("barrier", "group_pairs", r"barrier 1: threadgroup_barrier", r"uninitialised|race"),
-    ("bound", "", r"bound 1: for \(uint i = 0; i < k; i\+\+\) \{", r"out of bounds: write .* threadgroup memory 1 \(taken\)"),
+    ("bound", "", r"bound 1: for \(uint e = 0; e < size; e\+\+\) \{", r"out of bounds: read .* threadgroup memory 0 \(keys\)"),
     ("bound", "", r"bound 1: if \(row >= uint\(step_head", r"out of bounds: read .* buffer 3 \(done\)"),
-    ("index", "", r"index 1: chosen\[pair\]", r"\S"),
+    ("index", "", r"index 1: keys\[e\] = key", r"out of bounds: write .* threadgroup memory 0 \(keys\)"),
 ]
 
 

@@ -349,7 +349,7 @@ static void two_writers_of_one_path(void **state) {
     sl_error err = poisoned();
     sl_gguf_writer *first = sl_gguf_writer_new(in_dir(dir, "x.gguf"), &err);
     assert_null(sl_gguf_writer_new(in_dir(dir, "x.gguf"), &err));
-    expect_error(&err, SL_ERR_IO, "x.gguf.part: another process is writing it", NULL);
+    expect_error(&err, SL_ERR_IO, "x.gguf: another process is writing it", NULL);
     assert_true(sl_path_exists(in_dir(dir, "x.gguf.part"))); /* the first one's is still there */
     assert_true(sl_gguf_writer_finish(first, &err));
     sl_gguf_writer_free(first);

@@ -317,7 +317,7 @@ static void run_experts(rng *r, const expert_case *c) {
                           in(SL_SLAB_FIRST, m.slab[0], m.bytes[0]),
                           in(SL_SLAB_FIRST + 1, m.slab[1], m.bytes[1]),
                           c->gate_up ? in(12, up_bias, (size_t)(EXPERTS * c->out) * 4) : out(8, done, sizeof done)};
-    sl_gpu_constant constants[2];
+    sl_gpu_constant constants[3];
     size_t n = 0;
     if (!c->gate_up)
         constants[n++] = (sl_gpu_constant)KERNEL_TRUE(SL_FC_LEAVES);

@@ -54,30 +54,29 @@ static float *random_rows(int64_t rows, int64_t cols) {
     return x;
 }
 
-static double error_of(const operand *o, int64_t row, const float *x, float got) {
+/* *squares: of its terms. */
+static double product_of(const operand *o, int64_t row, const float *x, double *squares) {
     float *w = malloc((size_t)o->m.cols * 4);
-    double sum = 0, squares = 0;
+    double sum = 0;
+    *squares = 0;
     sl_format_get(o->m.format)->dequantize(&o->m, row, 0, o->m.cols, w);
     for (int64_t k = 0; k < o->m.cols; k++) {
         double p = (double)w[k] * x[k];
         sum += p;
-        squares += p * p;
+        *squares += p * p;
     }
     free(w);
+    return sum;
+}
+
+static double error_of(const operand *o, int64_t row, const float *x, float got) {
+    double squares, sum = product_of(o, row, x, &squares);
     return fabs(got - sum) / sqrt(squares);
 }
 
 /* Of silu(v) * v: gate and up are the same matrix. */
 static double gated_error(const operand *o, int64_t row, const float *x, float got) {
-    float *w = malloc((size_t)o->m.cols * 4);
-    double v = 0, squares = 0;
-    sl_format_get(o->m.format)->dequantize(&o->m, row, 0, o->m.cols, w);
-    for (int64_t k = 0; k < o->m.cols; k++) {
-        double p = (double)w[k] * x[k];
-        v += p;
-        squares += p * p;
-    }
-    free(w);
+    double squares, v = product_of(o, row, x, &squares);
     return fabs(got - v / (1 + exp(-v)) * v) / (1 + v * v + squares);
 }
 
@@ -171,13 +170,7 @@ static double time_dense(bench *b, operand *o, sl_gpu_library *l, const prepared
     uint64_t y_bytes = (uint64_t)(r->rows * o->m.rows) * 4;
     for (int k = 0; k < o->n; k++) {
         sl_gpu_binding bind[10] = {{.slot = 0, .bytes = &a, .length = sizeof a}};
-        for (int i = 0; i < 3; i++) {
-            int part = o->part[i] ? i : 0;
-            bind[1 + i] = (sl_gpu_binding){.slot = 1 + i,
-                                           .buffer = o->weights,
-                                           .offset = (uint64_t)k * o->apart + o->at[part],
-                                           .length = sl_matrix_part_bytes(&o->m, part)};
-        }
+        operand_bind(o, k, bind + 1);
         sl_gpu_buffer *batch[] = {r->lines, r->sums, r->unscale, y, r->x_at, r->step};
         sl_gpu_buffer *tiles[] = {r->half, r->half_unscale, y, r->x_at, r->step};
         int n = v->t ? 6 : 5, to = v->t ? 3 : 2;

@@ -73,6 +73,16 @@ operand operand_new(bench *b, const subject *s, int64_t rows, int64_t cols, int 
     return o;
 }
 
+void operand_bind(const operand *o, int k, sl_gpu_binding bind[3]) {
+    for (int i = 0; i < 3; i++) {
+        int part = o->part[i] ? i : 0;
+        bind[i] = (sl_gpu_binding){.slot = 1 + i,
+                                   .buffer = o->weights,
+                                   .offset = (uint64_t)k * o->apart + o->at[part],
+                                   .length = sl_matrix_part_bytes(&o->m, part)};
+    }
+}
+
 void operand_free(operand *o) {
     sl_gpu_buffer_free(o->weights);
     sl_gpu_buffer_free(o->x_at);

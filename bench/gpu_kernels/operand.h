@@ -32,6 +32,8 @@ typedef struct operand {
 /* n matrices [rows][cols] of --mib in total at least, x [cols] and room for each one's y. */
 operand operand_new(bench *b, const subject *s, int64_t rows, int64_t cols, int n);
 void operand_free(operand *o);
+/* The k-th matrix' parts at slots 1, 2, 3. */
+void operand_bind(const operand *o, int k, sl_gpu_binding bind[3]);
 
 /* worst, or e where that is more or no number. */
 static inline double operand_worse(double worst, double e) {

@@ -66,13 +66,7 @@ static double time_product(bench *b, operand *o, bool few) {
         bench_fail(b, entry);
     for (int k = 0; k < o->n; k++) {
         sl_gpu_binding bind[8] = {{.slot = 0, .bytes = &a, .length = sizeof a}};
-        for (int i = 0; i < 3; i++) {
-            int part = o->part[i] ? i : 0;
-            bind[1 + i] = (sl_gpu_binding){.slot = 1 + i,
-                                           .buffer = o->weights,
-                                           .offset = (uint64_t)k * o->apart + o->at[part],
-                                           .length = sl_matrix_part_bytes(&o->m, part)};
-        }
+        operand_bind(o, k, bind + 1);
         bind[4] = (sl_gpu_binding){.slot = 4, .buffer = o->x_at};
         bind[5] = (sl_gpu_binding){.slot = 5, .buffer = o->y_at, .offset = (uint64_t)k * y_bytes, .length = y_bytes};
         bind[6] = (sl_gpu_binding){.slot = 6, .buffer = o->x_at, .access = SL_GPU_READ};

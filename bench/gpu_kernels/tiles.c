@@ -150,13 +150,7 @@ static void encode(bench *b, sl_gpu_list *l, const kernel *k, sl_gpu_pipeline *p
 static void add_dense(bench *b, sl_gpu_list *l, const kernel *k, sl_gpu_pipeline *p, const rows *r, int matrix) {
     sl_matmul_args a = {.w = weights_of(&r->o), .x_stride = (uint64_t)r->o.m.cols, .y_stride = (uint64_t)r->o.m.rows};
     sl_gpu_binding bind[9] = {{.slot = 0, .bytes = &a, .length = sizeof a}};
-    for (int i = 0; i < 3; i++) {
-        int part = r->o.part[i] ? i : 0;
-        bind[1 + i] = (sl_gpu_binding){.slot = 1 + i,
-                                       .buffer = r->o.weights,
-                                       .offset = (uint64_t)matrix * r->o.apart + r->o.at[part],
-                                       .length = sl_matrix_part_bytes(&r->o.m, part)};
-    }
+    operand_bind(&r->o, matrix, bind + 1);
     sl_gpu_buffer *rest[] = {r->x_at, r->unscale_at, r->y_at, r->unscale_at, r->step_at};
     for (int i = 0; i < 5; i++)
         bind[4 + i] = (sl_gpu_binding){.slot = 4 + i, .buffer = rest[i]};

@@ -148,6 +148,8 @@ bool sl_replace_file(const char *path, const void *bytes, size_t n, sl_error *er
 /* ---- time, machine ------------------------------------------------------------------------------------------------
  */
 
+/* "1.60 GB/s", or "4.2 MB/s" below a tenth of one; out has 16 bytes. */
+const char *sl_rate_text(double bytes_per_second, char *out);
 uint64_t sl_now_ns(void); /* monotonic */
 uint64_t sl_physical_memory(void);
 /* Memory this process may use: the least of physical memory and cgroup v1/v2 limits found under `root` (NULL:

@@ -195,3 +195,9 @@ size_t sl_utf8_complete(const char *s, size_t n) {
     }
     return n;
 }
+
+const char *sl_rate_text(double bytes_per_second, char *out) {
+    bool slow = bytes_per_second < 1e8;
+    snprintf(out, 16, slow ? "%.1f MB/s" : "%.2f GB/s", bytes_per_second / (slow ? 1e6 : 1e9));
+    return out;
+}

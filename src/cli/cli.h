@@ -223,8 +223,6 @@ void cli_interrupt_reset(void);
 
 /* "1.5 GiB"; out holds 16 bytes. */
 const char *cli_size(uint64_t bytes, char *out);
-/* "1.60 GB/s", or "4.2 MB/s" below a tenth of one; out has 16 bytes */
-const char *cli_rate(double bytes_per_second, char *out);
 
 /* ---- engine ------------------------------------------------------------------------------------------------------ */
 

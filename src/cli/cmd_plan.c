@@ -234,7 +234,7 @@ static void print_machine(const plan *p) {
     printf("machine   memory reads %.1f GB/s on %d threads%s%s\n", m->memory_read / 1e9, p->info.threads, kept,
            m->beyond_caches ? "" : " (measured within the caches, for want of memory: too good)");
     if (p->info.experts > 0)
-        printf("          disk reads %s (%s, as layers ask for experts)\n", cli_rate(m->disk_read, rate),
+        printf("          disk reads %s (%s, as layers ask for experts)\n", sl_rate_text(m->disk_read, rate),
                m->disk_direct ? "past the page cache" : "through the page cache: may be too good");
     if (p->measured)
         printf("          computes a token in %.2f ms, its experts in %.2f ms of them\n",

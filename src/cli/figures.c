@@ -88,7 +88,7 @@ void cli_print_disks(FILE *f, const sl_disk_stats disk[2], const sl_engine_info 
     fprintf(f, "disks     ");
     for (int i = 0; i < 2; i++)
         fprintf(f, "%s%s from %s at %s%s", i ? ", " : "", cli_size(disk[i].bytes, bytes), name[i],
-                cli_rate(disk[i].rate, rate), disk[i].dropped ? " (failed: no longer read)" : "");
+                sl_rate_text(disk[i].rate, rate), disk[i].dropped ? " (failed: no longer read)" : "");
     fprintf(f, "\n");
 }
 

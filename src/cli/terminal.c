@@ -355,12 +355,6 @@ void cli_interrupt_reset(void) {
 
 /* ---- words ------------------------------------------------------------------------------------------------------- */
 
-const char *cli_rate(double bytes_per_second, char *out) {
-    bool slow = bytes_per_second < 1e8;
-    snprintf(out, 16, slow ? "%.1f MB/s" : "%.2f GB/s", bytes_per_second / (slow ? 1e6 : 1e9));
-    return out;
-}
-
 const char *cli_size(uint64_t bytes, char *out) {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
     double v = (double)bytes;

@@ -308,10 +308,10 @@ int32_t engine_out_capacity(int32_t max_sequences);
 bool engine_call_run(sl_engine *e, void (*fn)(void *), void *ctx);
 void engine_submit_job(sl_engine *e, engine_job *job); /* and waits */
 void engine_submit_request(sl_engine *e, sl_request *r);
-void engine_wake(sl_engine *e); /* mutex held */
-void engine_wait_init(pthread_cond_t *c);
+void engine_wake(sl_engine *e);           /* mutex held */
+void engine_wait_init(pthread_cond_t *c); /* a condition on the monotonic clock */
 /* For waits on those. */
-struct timespec engine_deadline(int timeout_ms); /* a condition on the monotonic clock */
+struct timespec engine_deadline(int timeout_ms);
 
 /* step_select.c: puts the next step together from the ready runs; no rows: there was no room for any. */
 void engine_step_select(sl_engine *e);

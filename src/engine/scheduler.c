@@ -74,8 +74,9 @@ static void run_calls(engine_sched *sc) {
 /* ---- waiting awake -----------------------------------------------------------------------------------------------
  */
 
-/* To be woken takes some 50 us, a tenth of a token on a GPU: while one of those computes, the processor is free to look
- * instead. For TOKEN_NS the caller looks for its job's end, for SOON_NS the scheduler for the next token's job. */
+/* A token on a GPU takes half a millisecond, and two threads are woken for each: while it computes the processor is
+ * free to look instead of sleeping. For TOKEN_NS the caller looks for its job's end, for SOON_NS the scheduler for the
+ * next token's job. */
 #define TOKEN_NS UINT64_C(1000000)
 #define SOON_NS  UINT64_C(50000)
 

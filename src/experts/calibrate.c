@@ -232,12 +232,12 @@ void sl_reading_choose(const sl_reading_wish *w, const sl_calibration *stored, s
     /* io_uring may be forbidden by now: then automatic still finds a reader. */
     if (w->kind == SL_READER_AUTO && r && r->kind == SL_READER_PREAD && w->depth <= PREAD_MOST)
         out->kind = SL_READER_PREAD;
+    char rate[16];
     if (!open)
         snprintf(why, size, "as asked for");
     else if (r)
-        snprintf(why, size, "as calibrated for this disk: %.*f %cB/s in reads of %llu KiB",
-                 stored->chosen.rate < 1e8 ? 1 : 2, stored->chosen.rate / (stored->chosen.rate < 1e8 ? 1e6 : 1e9),
-                 stored->chosen.rate < 1e8 ? 'M' : 'G', (unsigned long long)(stored->read_bytes + 1023) / 1024);
+        snprintf(why, size, "as calibrated for this disk: %s in reads of %llu KiB",
+                 sl_rate_text(stored->chosen.rate, rate), (unsigned long long)(stored->read_bytes + 1023) / 1024);
     else if (stored)
         snprintf(why, size, "defaults: this disk was calibrated for %s with%s O_DIRECT",
                  sl_reader_kind_name(stored->chosen.how.kind), stored->chosen.how.direct ? "" : "out");

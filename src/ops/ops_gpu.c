@@ -355,7 +355,7 @@ sl_ops *sl_ops_gpu_new(sl_gpu *gpu, sl_mem *mem, sl_error *err) {
     pthread_mutex_init(&o->homes.lock, NULL);
     snprintf(o->isa, sizeof o->isa, "%s %s", info.device, info.family);
     o->few = strcmp(info.device, "cuda") == 0;
-    o->few_panel = info.max_threadgroup_memory >= 48 << 10 ? 128 : 64; /* 41 KiB, or 31 */
+    o->room = info.max_threadgroup_memory;
     o->stream = ops_memory_init(&o->known, mem, err) ? sl_gpu_stream_new(gpu, err) : NULL;
     if (!o->stream) {
         gpu_free(&o->base);

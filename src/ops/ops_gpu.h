@@ -199,7 +199,7 @@ typedef struct sl_ops_gpu {
     uint64_t phase_ns[GPU_PHASES];
     bool serial;   /* lists run while they are given: nothing in one may wait for the host */
     bool few;      /* few.metal is used */
-    int few_panel; /* its SL_FEW_PANEL */
+    uint32_t room; /* bytes of threadgroup memory that a kernel can have */
     char isa[64];
 } sl_ops_gpu;
 
@@ -336,9 +336,6 @@ static inline uint8_t *gpu_at(const sl_ops_gpu *o, sl_buffer b, uint64_t offset)
 
 /* Threadgroups over the rows of a matrix for each of n rows of x or pairs (few.metal). */
 uint32_t gpu_few_groups(int64_t rows, int64_t n);
-
-/* Bytes of threadgroup memory that a kernel can have. */
-uint32_t gpu_threadgroup_memory(const sl_ops_gpu *o);
 
 /* As kernels name KV formats: "f16". */
 const char *gpu_kv_name(sl_kv_format format);

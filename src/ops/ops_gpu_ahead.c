@@ -308,7 +308,7 @@ static int32_t without_shown(ahead *a, gpu_moe *x, int32_t *ids, int32_t n) {
     return left;
 }
 
-/* Copies of n views begin at once, but for the layer's last: behind those `delivered` is raised (send_last). */
+/* Copies of n views begin at once, but for the layer's last: behind those `delivered` is raised (raise_delivered). */
 static bool copy_there(ahead *a, const gpu_moe *x, int n) {
     sl_ops_gpu *o = a->r->o;
     a->copying = gpu_tier_list(o, a->r->err);

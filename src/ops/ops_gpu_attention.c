@@ -150,7 +150,7 @@ static bool attend_launch(gpu_run *r, const op *o, const sl_attention_args *args
                           bool alone) {
     const sl_attention *a = &o->u.attention.a;
     const gpu_group all = {.rows = r->step->rows};
-    kernel_few_attention f = kernel_few_attention_of(a->head_dim, gpu_threadgroup_memory(r->o));
+    kernel_few_attention f = kernel_few_attention_of(a->head_dim, r->o->room);
     uint32_t bits = result_bits(a) | (alone ? prepare_bits(a) | 1u << SL_FC_PREPARE : 0);
     char entry[64];
     snprintf(entry, sizeof entry, "attention_few_%d", a->head_dim);

@@ -70,17 +70,10 @@ static const char *const file_names[GPU_FILES] = {
     [GPU_DELTA_CHUNK] = "delta_chunk.metal",
 };
 
-uint32_t gpu_threadgroup_memory(const sl_ops_gpu *o) {
-    sl_gpu_info info = {.size = sizeof info};
-    sl_gpu_get_info(o->gpu, &info);
-    return info.max_threadgroup_memory;
-}
-
 /* What the model has, and no more, is compiled: its formats, its KV. */
 static bool put_source(const sl_ops_gpu *o, gpu_file file, sl_buf *out, sl_error *err) {
     size_t size;
     const sl_kv_layout *kv = &o->known.kv;
-    uint32_t room = gpu_threadgroup_memory(o);
     char *source = kernel_source(file_names[file], o->formats, o->format_count, &size, err);
     if (!source)
         return false;
@@ -88,13 +81,13 @@ static bool put_source(const sl_ops_gpu *o, gpu_file file, sl_buf *out, sl_error
     if (o->few)
         sl_buf_puts(out, "#define SL_TILE_FRAGMENTS\n");
     if (file == GPU_PREFILL_LARGE)
-        sl_buf_printf(out, "#define SL_ATTENTION_ROOM %u\n", room < DECLARED_MOST ? room : DECLARED_MOST);
+        sl_buf_printf(out, "#define SL_ATTENTION_ROOM %u\n", o->room < DECLARED_MOST ? o->room : DECLARED_MOST);
     if (file == GPU_DECODE_FEW)
-        sl_buf_printf(out, "#define SL_FEW_SIMDS %u\n", kernel_few_attention_of(kv->head_dim, room).simds);
+        sl_buf_printf(out, "#define SL_FEW_SIMDS %u\n", kernel_few_attention_of(kv->head_dim, o->room).simds);
     if (file == GPU_FEW)
-        sl_buf_printf(out, "#define SL_FEW_PANEL %d\n", o->few_panel);
+        sl_buf_printf(out, "#define SL_FEW_PANEL %d\n", o->room >= 48 << 10 ? 128 : 64); /* 41 KiB, or 31 */
     if (file == GPU_BATCH)
-        sl_buf_printf(out, "#define SL_BATCH_LOTS %d\n", room >= 40 << 10 ? 4 : 3); /* 36 KiB, or 27 */
+        sl_buf_printf(out, "#define SL_BATCH_LOTS %d\n", o->room >= 40 << 10 ? 4 : 3); /* 36 KiB, or 27 */
     if (kv->head_dim)
         sl_buf_printf(out, "#define SL_ATTENTION_KV %s\n#define SL_ATTENTION_DIM %d\n", gpu_kv_name(kv->format),
                       kv->head_dim);

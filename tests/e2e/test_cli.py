@@ -424,8 +424,9 @@ def test_plan_predicts_more_speed_from_more_memory(run, small):
     plans = [json.loads(run("plan", small, "--ctx", 256, "--memory", m, "--json").stdout) for m in (i["least_memory"], i["full_memory"])]
     for p in plans:
         assert p["machine"]["disk_read_bytes_per_second"] > 0
+        # The least memory leaves slots for about a token's demand: what the process itself holds varies by a MiB.
         assert len(p["forecasts"]) == (1 if p["below_one_token"] else 2)
-    assert not plans[1]["below_one_token"]  # the least may be: what a sanitizer takes has no slots
+    assert not plans[1]["below_one_token"]
     # Below one token's demand a fixed subset serves, whatever the routing.
     few = json.loads(run("plan", small, "--ctx", 256, "--max-slots", 10, "--json").stdout)
     assert few["below_one_token"] and len(few["forecasts"]) == 1 and few["forecasts"][0]["hit_rate"] == pytest.approx(10 / (6 * 32))

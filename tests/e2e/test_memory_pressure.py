@@ -84,6 +84,25 @@ def test_slots_are_given_back_under_pressure_and_the_answer_is_the_same(run, slu
     assert "are left to the system or the cgroup" in said
 
 
+def test_who_is_asked_nothing_gives_back_too(sluice, wide, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLUICE_SYSTEM_ROOT", str(tmp_path))
+    machine(tmp_path, 12000)
+    said = tmp_path / "said"
+    with open(said, "w") as log, subprocess.Popen([str(x) for x in (sluice, "chat", wide, "--ctx", 512)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log, text=True) as p:
+        p.stdin.write("Say hello.\n")
+        p.stdin.flush()
+        end = time.monotonic() + 60
+        while "the context is full" not in said.read_text():  # what random weights say has no end before
+            assert p.poll() is None and time.monotonic() < end, said.read_text()
+            time.sleep(0.1)
+        machine(tmp_path, 10)
+        while "are left to the system or the cgroup: experts give back" not in said.read_text():
+            assert p.poll() is None and time.monotonic() < end, said.read_text()
+            time.sleep(0.1)
+        p.stdin.close()
+        p.wait(timeout=60)
+
+
 def test_nobody_is_killed_when_a_neighbour_in_the_cgroup_takes_memory(sluice, wide, tmp_path):
     if os.geteuid() != 0 or not (GROUP / "memory.limit_in_bytes").exists():
         skip_loudly("no cgroup v1 that a test may make")

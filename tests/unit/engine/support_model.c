@@ -60,8 +60,9 @@ void model_append(sl_engine *e, sl_seq *s, int stream, int from, int to, float *
 }
 
 sl_request *model_start(sl_engine *e, int stream, int n, int max_tokens, float temperature) {
-    int32_t prompt[256];
+    int32_t prompt[1024];
     sl_error err = {0};
+    assert_in_range(n, 1, (int)SL_COUNT(prompt));
     sl_generate_options o = SL_GENERATE_OPTIONS_INIT;
     for (int i = 0; i < n; i++)
         prompt[i] = model_token_at(stream, i);

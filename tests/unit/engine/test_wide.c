@@ -45,22 +45,6 @@ static sl_engine_options options_with(uint64_t memory, int slots, chunks *c) {
     return o;
 }
 
-static sl_request *start(sl_engine *e, int stream, int prompt, int answer) {
-    int32_t tokens[PROMPT];
-    sl_error err = {0};
-    sl_generate_options g = SL_GENERATE_OPTIONS_INIT;
-    for (int i = 0; i < prompt; i++)
-        tokens[i] = model_token_at(stream, i);
-    g.prompt = tokens;
-    g.prompt_count = (size_t)prompt;
-    g.max_tokens = answer;
-    g.ignore_eos = true;
-    sl_request *r = sl_generate(e, &g, &err);
-    if (!r)
-        fail_msg("%s", err.message);
-    return r;
-}
-
 /* Logits of the last row of a prompt, and of one token more. Returns the chunk that there was scratch for. */
 static int long_logits(sl_engine *e, int vocab, float *out) {
     sl_seq *s = model_new_seq(e);
@@ -89,7 +73,7 @@ static void test_long_prompt_alone_comes_in_one_chunk(void **state) {
     sl_engine_options o = options_with(1024 * MIB, SLOTS, &c);
     sl_engine *e = model_must_open(&o);
     assert_int_equal(model_info_of(e).chunk, USUAL);
-    model_collect(start(e, 1, PROMPT, ANSWER), &t);
+    model_collect(model_start(e, 1, PROMPT, ANSWER, 0), &t);
     assert_int_equal(c.n, 1);
     assert_int_equal(c.rows[0], PROMPT);
     assert_int_equal(e->fitted, USUAL); /* the answer's tokens needed no more */
@@ -104,7 +88,7 @@ static void test_chunk_stays_where_nothing_streams_or_it_was_asked_for(void **st
         sl_engine_options o = options_with(1024 * MIB, asked ? SLOTS : 0, &c);
         o.chunk = asked ? 300 : 0;
         sl_engine *e = model_must_open(&o);
-        model_collect(start(e, 1, PROMPT, ANSWER), &t);
+        model_collect(model_start(e, 1, PROMPT, ANSWER, 0), &t);
         assert_int_equal(widest(&c), asked ? 300 : USUAL);
         sl_engine_close(e);
     }
@@ -117,13 +101,13 @@ static void test_chunk_stays_while_another_decodes(void **state) {
     sl_engine_options o = options_with(1024 * MIB, SLOTS, &c);
     sl_engine *e = model_must_open(&o);
     sl_event event;
-    sl_request *a = start(e, 1, 8, 40);
+    sl_request *a = model_start(e, 1, 8, 40, 0);
     assert_true(sl_request_next(a, &event, 60000));
-    model_collect(start(e, 2, PROMPT, ANSWER), &second);
+    model_collect(model_start(e, 2, PROMPT, ANSWER, 0), &second);
     assert_in_range(widest(&c), 2, USUAL);
     model_collect(a, &first);
     c = (chunks){0};
-    model_collect(start(e, 2, PROMPT, ANSWER), &first);
+    model_collect(model_start(e, 2, PROMPT, ANSWER, 0), &first);
     assert_int_equal(widest(&c), PROMPT);
     assert_memory_equal(first.tokens, second.tokens, ANSWER * sizeof *first.tokens);
     sl_engine_close(e);
@@ -180,11 +164,11 @@ static void test_lost_scratch_is_taken_again(void **state) {
     model_text before, after;
     sl_engine_options o = options_with(256 * MIB, SLOTS, NULL);
     sl_engine *e = model_must_open(&o);
-    model_collect(start(e, 1, 40, ANSWER), &before);
+    model_collect(model_start(e, 1, 40, ANSWER, 0), &before);
     uint64_t scratch = sl_mem_used(e->mem, SL_USE_SCRATCH);
     assert_true(engine_call_run(e, lose_scratch, e));
     assert_true(sl_mem_used(e->mem, SL_USE_SCRATCH) < scratch);
-    model_collect(start(e, 1, 40, ANSWER), &after);
+    model_collect(model_start(e, 1, 40, ANSWER, 0), &after);
     assert_memory_equal(before.tokens, after.tokens, ANSWER * sizeof *after.tokens);
     assert_int_equal(sl_mem_used(e->mem, SL_USE_SCRATCH), scratch);
     sl_engine_close(e);

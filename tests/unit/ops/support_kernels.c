@@ -463,6 +463,32 @@ void kernel_product(const kernel_matrix *w, const float *x, double *y, double *s
     }
 }
 
+double kernel_swiglu(double gate, double up, double limit, double alpha) {
+    if (limit == 0)
+        return gate / (1 + exp(-gate)) * up;
+    gate = fmin(gate, limit);
+    return gate / (1 + exp(-alpha * gate)) * (fmax(fmin(up, limit), -limit) + 1);
+}
+
+double kernel_expert_error(const kernel_matrix *w, const kernel_matrix *up, const float *x, const float *bias,
+                           const float *up_bias, bool gate_up, double limit, double alpha, const float *got) {
+    size_t bytes = (size_t)w->m.rows * sizeof(double);
+    double *a = malloc(bytes), *b = malloc(bytes), *sa = malloc(bytes), *sb = malloc(bytes), worst = 0;
+    kernel_product(w, x, a, sa);
+    kernel_product(up, x, b, sb);
+    for (int64_t i = 0; i < w->m.rows; i++) {
+        double first = a[i] + (bias ? bias[i] : 0), second = b[i] + (up_bias ? up_bias[i] : 0);
+        double ref = gate_up ? kernel_swiglu(first, second, limit, alpha) : first;
+        double e = fabs(got[i] - ref) / (gate_up ? fabs(ref) + (1 + sa[i]) * (1 + sb[i]) : 1 + sa[i]);
+        worst = worse_of(worst, e);
+    }
+    free(a);
+    free(b);
+    free(sa);
+    free(sb);
+    return worst;
+}
+
 /* ---- the step buffer --------------------------------------------------------------------------------------------- */
 
 static int32_t word_of(const int32_t *list, int32_t i) {

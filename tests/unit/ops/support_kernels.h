@@ -118,6 +118,13 @@ float *kernel_poison(size_t n);
 /* y[i][r] = x . W, and the size its rounding errors are measured by, sqrt of the sum of squared products. */
 void kernel_product(const kernel_matrix *w, const float *x, double *y, double *size);
 
+/* silu(gate) * up; or, with a limit, what gpt_oss has: both clamped, silu with alpha, up + 1. */
+double kernel_swiglu(double gate, double up, double limit, double alpha);
+/* The same for a row of an expert; NULL biases: none; gate_up: of w and up together. Relative to 1 + its rounding
+ * errors' size. */
+double kernel_expert_error(const kernel_matrix *w, const kernel_matrix *up, const float *x, const float *bias,
+                           const float *up_bias, bool gate_up, double limit, double alpha, const float *got);
+
 /* ---- the step buffer --------------------------------------------------------------------------------------------- */
 
 typedef struct kernel_step {

@@ -174,13 +174,6 @@ enum { GATE = 0, UP = 1, DOWN = 2 };
 #define LIMIT 0.7f
 #define ALPHA 1.7f
 
-static double activation(const grouped_case *c, double gate, double up) {
-    if (!c->clamped)
-        return gate / (1 + exp(-gate)) * up;
-    gate = fmin(gate, LIMIT);
-    return gate / (1 + exp(-ALPHA * gate)) * (fmax(fmin(up, LIMIT), -LIMIT) + 1);
-}
-
 /* Of one pair's row, by the size of what is summed: w or gate (with their biases), and up. */
 static double pair_error(const grouped_case *c, const kernel_matrix *w, const kernel_matrix *up, const float *x,
                          const float *bias, const float *up_bias, const float *got) {
@@ -191,7 +184,7 @@ static double pair_error(const grouped_case *c, const kernel_matrix *w, const ke
     for (int64_t i = 0; i < c->out; i++) {
         double add = c->biased ? bias[i] : 0, size = sa[i] + fabs(add), ref = a[i] + add;
         if (c->gate_up) {
-            ref = activation(c, ref, b[i] + (c->biased ? up_bias[i] : 0));
+            ref = kernel_swiglu(ref, b[i] + (c->biased ? up_bias[i] : 0), c->clamped ? LIMIT : 0, ALPHA);
             size = fabs(ref) + (1 + size) * (sb[i] + fabs(add));
         }
         worst = worse_of(worst, fabs(got[i] - ref) / size);

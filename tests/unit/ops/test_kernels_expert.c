@@ -36,13 +36,6 @@ typedef struct expert_case {
 #define LIMIT 0.7f
 #define ALPHA 1.7f
 
-static double activation(const expert_case *c, double gate, double up) {
-    if (!c->clamped)
-        return gate / (1 + exp(-gate)) * up;
-    gate = fmin(gate, LIMIT);
-    return gate / (1 + exp(-ALPHA * gate)) * (fmax(fmin(up, LIMIT), -LIMIT) + 1);
-}
-
 static void choose(rng *r, const expert_case *c, int32_t *chosen) {
     for (int32_t i = 0; i < c->rows; i++) {
         int32_t first = (i + rng_below(r, 2)) % (EXPERTS - c->top_k + 1);
@@ -65,7 +58,7 @@ static double pair_error(const expert_case *c, const kernel_matrix *w, const ker
     for (int64_t i = 0; i < c->out; i++) {
         a[i] += c->biased ? bias[i] : 0;
         b[i] += c->biased ? up_bias[i] : 0;
-        double ref = c->gate_up ? activation(c, a[i], b[i]) : a[i];
+        double ref = c->gate_up ? kernel_swiglu(a[i], b[i], c->clamped ? LIMIT : 0, ALPHA) : a[i];
         double e = fabs(got[i] - ref) / (c->gate_up ? fabs(ref) + (1 + sa[i]) * sb[i] : sa[i]);
         worst = worse_of(worst, e);
     }

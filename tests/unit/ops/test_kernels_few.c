@@ -256,33 +256,6 @@ typedef struct expert_case {
 
 enum { PAIRS = 7, TOP_K = 2, ROWS = 3 }; /* the last pair is of a row that the step does not have */
 
-static double silu_or_clamped(const expert_case *c, double gate, double up) {
-    if (!c->clamp)
-        return gate / (1 + exp(-gate)) * up;
-    gate = gate > 0.5 ? 0.5 : gate;
-    up = up > 0.5 ? 0.5 : up < -0.5 ? -0.5 : up;
-    return gate / (1 + exp(-1.5 * gate)) * (up + 1);
-}
-
-static double expert_error(const expert_case *c, const kernel_matrix *w, const kernel_matrix *up, const float *x,
-                           const float *got, const float *bias, const float *up_bias) {
-    double *a = malloc((size_t)c->out * 8), *b = malloc((size_t)c->out * 8), *sa = malloc((size_t)c->out * 8);
-    double *sb = malloc((size_t)c->out * 8), worst = 0;
-    kernel_product(w, x, a, sa);
-    kernel_product(up, x, b, sb);
-    for (int64_t i = 0; i < c->out; i++) {
-        double first = a[i] + (c->bias ? bias[i] : 0), second = b[i] + (c->bias ? up_bias[i] : 0);
-        double ref = c->gate_up ? silu_or_clamped(c, first, second) : first;
-        double e = fabs(got[i] - ref) / (c->gate_up ? fabs(ref) + (1 + sa[i]) * (1 + sb[i]) : 1 + sa[i]);
-        worst = worse_of(worst, e);
-    }
-    free(a);
-    free(b);
-    free(sa);
-    free(sb);
-    return worst;
-}
-
 static void run_experts(rng *r, const expert_case *c) {
     static const int32_t chosen[PAIRS + 1] = {2, 0, KERNEL_ABSENT, 2, EXPERTS, -1, 0, 0};
     kernel_matrix w[EXPERTS], up[EXPERTS];
@@ -345,10 +318,11 @@ static void run_experts(rng *r, const expert_case *c) {
         for (int64_t i = 0; !computed && i < c->out; i++)
             assert_true(isnan(y[p * c->out + i]));
         int32_t e = chosen[p];
-        double error = computed ? expert_error(c, &w[e], &up[e], x + (c->gate_up ? p / TOP_K : p) * c->cols,
-                                               y + p * c->out, bias + e * c->out, up_bias + e * c->out)
-                                : 0;
-        worst = worse_of(worst, error);
+        if (computed)
+            worst = worse_of(worst, kernel_expert_error(&w[e], &up[e], x + (c->gate_up ? p / TOP_K : p) * c->cols,
+                                                        c->bias ? bias + e * c->out : NULL,
+                                                        c->bias ? up_bias + e * c->out : NULL, c->gate_up,
+                                                        c->clamp ? 0.5 : 0, 1.5, y + p * c->out));
     }
     kernels_result(&k, entry, worst, 1e-5);
     free(x);
